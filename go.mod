@@ -1,0 +1,3 @@
+module github.com/tekil-go/tekil
+
+go 1.26
