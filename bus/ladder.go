@@ -32,12 +32,17 @@ type Observer interface {
 }
 
 // Claimed is the first rung: a handler behind the decision whether it runs. It is made by [Claim].
-type Claimed[C, R any] struct{ send Handler[C, R] }
+type Claimed[C, R any] struct {
+	handle Handler[C, R]
+	stage  func(ctx context.Context, cmd C, next Handler[C, R]) (R, error)
+}
 
 // Validated is the second rung: what only valid commands get through. It is made by [Validate].
 type Validated[C, R any] struct {
-	send  Handler[C, R]
-	check func(context.Context, C) error
+	claimed  Claimed[C, R]
+	inv      Invocation
+	permit   []Guard
+	validate func(context.Context, C) (C, error)
 }
 
 // Logged is the last rung and the only one that a [Bus] serves. It is made by [Log].
@@ -49,106 +54,172 @@ type Logged[C, R any] struct {
 // Claim puts stage before the handler. stage gets the handler as next and decides whether it runs: at most once for a
 // recorded intent. A nil stage lets every dispatch through, as it is right for a query or a command without the mark.
 func Claim[C, R any](h Handler[C, R], stage func(ctx context.Context, cmd C, next Handler[C, R]) (R, error)) Claimed[C, R] {
-	if h == nil {
-		return Claimed[C, R]{}
-	}
-	if stage == nil {
-		return Claimed[C, R]{send: h}
-	}
-	return Claimed[C, R]{send: func(ctx context.Context, cmd C) (R, error) { return stage(ctx, cmd, h) }}
+	return Claimed[C, R]{handle: h, stage: stage}
 }
 
 // Validate puts validation before the claim, so that a key is not spent by an invalid command (rule pipe-3).
 // validate gives back the command that is to be handled, which is cmd itself or its normalised form. A nil validate
 // lets everything through. permit guards stand behind validation and before the claim.
 func Validate[C, R any](next Claimed[C, R], inv Invocation, permit []Guard, validate func(context.Context, C) (C, error)) Validated[C, R] {
-	if next.send == nil {
-		return Validated[C, R]{}
-	}
-	pass := func(ctx context.Context, cmd C, inv Invocation) (C, error) {
-		if validate != nil {
-			var err error
-			if cmd, err = validate(ctx, cmd); err != nil {
-				return cmd, err
-			}
-		}
-		return cmd, ask(ctx, permit, inv)
-	}
-	checking := inv
-	checking.Check = true
-	return Validated[C, R]{
-		send: func(ctx context.Context, cmd C) (R, error) {
-			cmd, err := pass(ctx, cmd, inv)
-			if err != nil {
-				var none R
-				return none, err
-			}
-			return next.send(ctx, cmd)
-		},
-		check: func(ctx context.Context, cmd C) error {
-			_, err := pass(ctx, cmd, checking)
-			return err
-		},
-	}
+	return Validated[C, R]{claimed: next, inv: inv, permit: permit, validate: validate}
 }
 
 // Log puts the observer first, so that it sees refusals too (rule pipe-2), and the admit guards behind it. A nil
 // observer sees nothing.
 func Log[C, R any](next Validated[C, R], inv Invocation, admit []Guard, obs Observer) Logged[C, R] {
-	if next.send == nil {
+	if next.claimed.handle == nil {
 		return Logged[C, R]{}
 	}
-	checking := inv
-	checking.Check = true
+	send, check := next.send(gateOf(admit, inv)), next.check(gateOf(admit, checked(inv)))
+	if obs == nil {
+		return Logged[C, R]{send: send, check: check}
+	}
+	sending, checking := &watch{obs, inv}, &watch{obs, checked(inv)}
 	return Logged[C, R]{
 		send: func(ctx context.Context, cmd C) (res R, err error) {
-			ctx, done := started(ctx, inv, obs), false
-			defer func() { ended(ctx, inv, obs, err, !done) }()
-			if err = ask(ctx, admit, inv); err == nil {
-				res, err = next.send(ctx, cmd)
-			}
-			done = true
+			ctx, at := sending.started(ctx), running
+			defer func() {
+				switch at {
+				case running:
+					sending.broken(ctx)
+				case returned:
+					_ = recover() // only a panic of Ended can have come here
+				}
+			}()
+			res, err = send(ctx, cmd)
+			at = returned
+			sending.obs.Ended(ctx, sending.inv, err, false)
+			at = told
 			return res, err
 		},
 		check: func(ctx context.Context, cmd C) (err error) {
-			ctx, done := started(ctx, checking, obs), false
-			defer func() { ended(ctx, checking, obs, err, !done) }()
-			if err = ask(ctx, admit, checking); err == nil {
-				err = next.check(ctx, cmd)
-			}
-			done = true
+			ctx, at := checking.started(ctx), running
+			defer func() {
+				switch at {
+				case running:
+					checking.broken(ctx)
+				case returned:
+					_ = recover() // only a panic of Ended can have come here
+				}
+			}()
+			err = check(ctx, cmd)
+			at = returned
+			checking.obs.Ended(ctx, checking.inv, err, false)
+			at = told
 			return err
 		},
 	}
 }
 
-func ask(ctx context.Context, guards []Guard, inv Invocation) error {
-	for _, g := range guards {
-		if err := g(ctx, inv); err != nil {
+// send is everything behind the observer in one function, because every call between costs a copy of the command.
+func (v Validated[C, R]) send(admit *gate) Handler[C, R] {
+	handle, stage, validate, permit := v.claimed.handle, v.claimed.stage, v.validate, gateOf(v.permit, v.inv)
+	switch {
+	case admit == nil && validate == nil && permit == nil && stage == nil:
+		return handle
+	case validate == nil:
+		validate = func(_ context.Context, cmd C) (C, error) { return cmd, nil }
+	}
+	if stage == nil {
+		stage = func(ctx context.Context, cmd C, next Handler[C, R]) (R, error) { return next(ctx, cmd) }
+	}
+	return func(ctx context.Context, cmd C) (R, error) {
+		if admit != nil {
+			if err := admit.ask(ctx); err != nil {
+				var none R
+				return none, err
+			}
+		}
+		valid, err := validate(ctx, cmd)
+		if err != nil {
+			var none R
+			return none, err
+		}
+		if permit != nil {
+			if err := permit.ask(ctx); err != nil {
+				var none R
+				return none, err
+			}
+		}
+		return stage(ctx, valid, handle)
+	}
+}
+
+// check is send without the claim and the handler.
+func (v Validated[C, R]) check(admit *gate) func(context.Context, C) error {
+	validate, permit := v.validate, gateOf(v.permit, checked(v.inv))
+	return func(ctx context.Context, cmd C) error {
+		if admit != nil {
+			if err := admit.ask(ctx); err != nil {
+				return err
+			}
+		}
+		if validate != nil {
+			if _, err := validate(ctx, cmd); err != nil {
+				return err
+			}
+		}
+		if permit != nil {
+			return permit.ask(ctx)
+		}
+		return nil
+	}
+}
+
+func checked(inv Invocation) Invocation {
+	inv.Check = true
+	return inv
+}
+
+// gate is a row of guards and what they are asked about.
+type gate struct {
+	guards []Guard
+	inv    Invocation
+}
+
+func gateOf(guards []Guard, inv Invocation) *gate {
+	if len(guards) == 0 {
+		return nil
+	}
+	return &gate{guards, inv}
+}
+
+func (g *gate) ask(ctx context.Context) error {
+	for _, guard := range g.guards {
+		if err := guard(ctx, g.inv); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func started(ctx context.Context, inv Invocation, obs Observer) (out context.Context) {
-	if obs == nil {
-		return ctx
-	}
+// How far an observed dispatch has come.
+const (
+	running = iota
+	returned
+	told
+)
+
+// watch is an observer and what it sees.
+type watch struct {
+	obs Observer
+	inv Invocation
+}
+
+// started survives a panic of the observer.
+func (w *watch) started(ctx context.Context) (out context.Context) {
 	defer func() {
-		if recover() != nil || out == nil {
+		if out == nil {
+			_ = recover()
 			out = ctx
 		}
 	}()
-	return obs.Started(ctx, inv)
+	return w.obs.Started(ctx, w.inv)
 }
 
-func ended(ctx context.Context, inv Invocation, obs Observer, err error, panicked bool) {
-	if obs == nil {
-		return
-	}
-	// recover here stops only a panic of the observer's own; the dispatch's panic, if there is one, belongs to the
-	// frames above and goes on.
+// broken tells the observer of a dispatch that is ending in a panic or runtime.Goexit. Its recover stops only a panic of the
+// observer's own; the dispatch's belongs to the frames above and goes on.
+func (w *watch) broken(ctx context.Context) {
 	defer func() { _ = recover() }()
-	obs.Ended(ctx, inv, err, panicked)
+	w.obs.Ended(ctx, w.inv, nil, true)
 }

@@ -1,0 +1,390 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tekil-go/tekil/requestctx"
+)
+
+// Config is what an [Engine] needs.
+type Config struct {
+	// Store keeps the records. It must be set where any command is marked.
+	Store Store
+	// Secret is the key of the HMAC through which fields tagged idempotency:"secret" enter the fingerprint, at least 32
+	// bytes. It must be set where a command has such a field, and must not change while records live.
+	Secret []byte
+	// RequireTenant refuses marked commands whose request context names no tenant.
+	RequireTenant bool
+	// RetryAfter is what a duplicate is told while the first attempt runs. Zero means 2 seconds (rule http-3).
+	RetryAfter time.Duration
+}
+
+// Engine runs the idempotency stage of all commands of one bus. It is safe for concurrent use. Make it with [New].
+type Engine struct {
+	cfg     Config
+	flights flights
+	seen    seen
+}
+
+// New makes an engine. It reports a secret that is too short.
+func New(cfg Config) (*Engine, error) {
+	if n := len(cfg.Secret); n > 0 && n < 32 {
+		return nil, errors.New("idempotency: Config.Secret is shorter than 32 bytes")
+	}
+	if cfg.RetryAfter < 0 {
+		return nil, errors.New("idempotency: Config.RetryAfter is negative")
+	}
+	if cfg.RetryAfter == 0 {
+		cfg.RetryAfter = 2 * time.Second
+	}
+	return &Engine{
+		cfg:     cfg,
+		flights: flights{m: make(map[ID]chan struct{})},
+		seen:    seen{now: make(map[ID]struct{})},
+	}, nil
+}
+
+// Bounds of the engine's patience.
+const (
+	// beginTimeout bounds the claim, waiting for a connection included: after it the store counts as not available.
+	beginTimeout = 5 * time.Second
+	// finishTimeout bounds completion, refusal and rollback, which do not run on the request's context.
+	finishTimeout = 10 * time.Second
+	// resolveTimeout bounds finding out what became of a commit whose answer was lost.
+	resolveTimeout = 5 * time.Second
+	// maxTries bounds how often an attempt is made that the database refuses because of a concurrent one.
+	maxTries = 3
+	// maxVanished bounds how often a record may be gone that has just been met, before the caller is told to come again.
+	maxVanished = 5
+	// The pauses between two looks at a key that another process holds.
+	firstPause, longestPause = 5 * time.Millisecond, 50 * time.Millisecond
+)
+
+// work is a handler's result in the form of the record.
+type work func(ctx context.Context) (result []byte, err error)
+
+// answer is what a dispatch is answered with: stored bytes, its own or an earlier attempt's.
+type answer struct {
+	kind   OutcomeKind
+	result []byte
+}
+
+// dispatch is one dispatch of a marked command on its way through the engine.
+type dispatch struct {
+	*Engine
+	name       string
+	policy     Policy
+	claim      Claim
+	resultType string
+	req        *requestctx.Request
+	rehash     func(version int16) ([32]byte, bool) // the fingerprint under another version, if this program has that
+	reused     bool                                  // the key had a record that has expired
+	detached   bool                                  // the handler did not use its transaction
+}
+
+// activeKey marks the context of a handler that runs under a record, with the engine whose record it is.
+type activeKey struct{}
+
+func (d *dispatch) report(state requestctx.State, original string) {
+	d.req.Report(requestctx.Outcome{
+		State: state, Replayed: state == requestctx.StateReplayed, OriginalRequestID: original,
+		ReusedExpired: d.reused && state == requestctx.StateExecuted, Detached: d.detached && state == requestctx.StateExecuted,
+	})
+}
+
+// run finds the outcome of the key or makes it.
+func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
+	// The wait is one budget for all the waiting that this dispatch does.
+	var timer *time.Timer
+	if d.policy.Wait > 0 {
+		timer = time.NewTimer(d.policy.Wait)
+		defer timer.Stop()
+	}
+	if !d.flights.enter(ctx, d.claim.ID, timer) {
+		return d.inProgress(ctx)
+	}
+	defer d.flights.leave(d.claim.ID)
+
+	pause, tries, vanished := firstPause, 0, 0
+	for {
+		if d.seen.has(d.claim.ID) {
+			rec, err := d.look(ctx)
+			if err != nil {
+				return d.unavailable(err, requestctx.StateRefused)
+			}
+			if a, err, decided := d.read(rec); decided {
+				return a, err
+			}
+		}
+		a, err := d.attempt(ctx, w)
+		switch {
+		case err == nil:
+			return a, nil
+		case errors.Is(err, errBusy):
+			if timer == nil || !sleep(ctx, timer, pause) {
+				return d.inProgress(ctx)
+			}
+			pause = min(2*pause, longestPause)
+		case errors.Is(err, errAgain):
+			if tries++; tries >= maxTries {
+				d.report(requestctx.StateFreed, "")
+				return answer{}, &RetriesError{Command: d.name, Tries: tries, Err: err}
+			}
+			sleep(ctx, nil, time.Duration(rand.Int64N(int64(tries)*int64(10*time.Millisecond))))
+		case errors.Is(err, errVanished):
+			if vanished++; vanished >= maxVanished {
+				return d.inProgress(ctx)
+			}
+		default:
+			return a, err
+		}
+	}
+}
+
+// What attempt tells run to do next. They never leave the engine.
+var (
+	errBusy     = errors.New("idempotency: busy")
+	errAgain    = errors.New("idempotency: again")
+	errVanished = errors.New("idempotency: vanished")
+)
+
+// attempt makes one attempt: claim, work, completion.
+func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
+	beginCtx, cancel := context.WithTimeout(ctx, beginTimeout)
+	at, err := d.cfg.Store.Begin(beginCtx, d.claim)
+	cancel()
+	switch {
+	case errors.Is(err, ErrBusy):
+		return a, errBusy
+	case errors.Is(err, ErrSerialization):
+		return a, errors.Join(errAgain, err)
+	case err != nil:
+		return d.unavailable(err, requestctx.StateRefused)
+	}
+	// What follows must end on its own: the handler, so that a client with a short timeout does not undo the work that it
+	// will ask for again, and the completion, so that it is not cut off between the handler and the record.
+	detached := context.WithoutCancel(ctx)
+	finished := false
+	defer func() {
+		if !finished { // a panic or runtime.Goexit in the handler
+			d.rollback(detached, at)
+			d.report(requestctx.StateFreed, "")
+		}
+	}()
+	if rec := at.Found(); rec != nil {
+		if a, err, decided := d.read(rec); decided {
+			d.rollback(detached, at)
+			finished = true
+			return a, err
+		}
+	}
+
+	workCtx, cancel := context.WithTimeoutCause(detached, d.policy.Deadline, errDeadline)
+	result, workErr := w(context.WithValue(at.Context(workCtx), activeKey{}, d.Engine))
+	cancel()
+	d.detached = !at.Used()
+
+	finished = true
+	var final *finalError
+	var unknown *unknownError
+	done := Completion{Result: result, ResultType: d.resultType, ExternalRef: d.req.ExternalRef()}
+	switch {
+	case workErr == nil && d.detached && d.policy.Strict:
+		d.rollback(detached, at)
+		d.report(requestctx.StateFreed, "")
+		return a, &HandlerError{Command: d.name, Reason: "the handler succeeded without using the transaction it was given, so its work and its record would not share a commit; write through the store's DB (policy Strict)"}
+	case workErr == nil:
+	case errors.As(workErr, &unknown):
+		d.rollback(detached, at)
+		d.report(requestctx.StateFreed, "")
+		return a, &HandlerError{Command: d.name, Reason: "an Atomic handler returned an unknown outcome; calls to the outside world do not belong into its transaction", Err: workErr}
+	case errors.As(workErr, &final):
+		if done.Result, err = encodeRefusal(final); err != nil {
+			d.rollback(detached, at)
+			d.report(requestctx.StateFreed, "")
+			return a, &ResultError{Command: d.name, Err: err}
+		}
+		done.Outcome, done.ResultType = Refusal, refusalType
+	default:
+		transient := at.Transient(workErr)
+		d.rollback(detached, at)
+		if transient {
+			return a, errors.Join(errAgain, workErr)
+		}
+		return d.failed(detached, workErr)
+	}
+	return d.finish(detached, at, done)
+}
+
+// errDeadline is the cause of a handler's context that ended by the policy.
+var errDeadline = errors.New("idempotency: the policy's deadline for the handler has passed")
+
+// finish writes the record and reads the store's word on it.
+func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a answer, err error) {
+	finishCtx, cancel := context.WithTimeout(ctx, finishTimeout)
+	defer cancel()
+	if done.Outcome == Refusal {
+		err = at.Refuse(finishCtx, done)
+	} else {
+		err = at.Complete(finishCtx, done)
+	}
+	switch {
+	case err == nil:
+		d.seen.add(d.claim.ID)
+		d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
+		return answer{kind: done.Outcome, result: done.Result}, nil
+	case errors.Is(err, ErrLost):
+		rec, err := d.look(ctx)
+		if err != nil {
+			return d.unavailable(err, requestctx.StateFreed)
+		}
+		if a, err, decided := d.read(rec); decided {
+			return a, err
+		}
+		return a, errVanished
+	case errors.Is(err, ErrBusy):
+		return a, errBusy
+	case errors.Is(err, ErrSerialization):
+		return a, errors.Join(errAgain, err)
+	case errors.Is(err, ErrCommitUnknown):
+		return d.resolve(ctx, err)
+	case errors.Is(err, ErrTransactionEnded):
+		d.report(requestctx.StateUnknown, "")
+		return a, &HandlerError{Command: d.name, Reason: "the handler committed or rolled back the transaction it was given; work may have been done without a record", Err: err}
+	case errors.Is(err, ErrTransactionAborted):
+		d.report(requestctx.StateFreed, "")
+		return a, &HandlerError{Command: d.name, Reason: "a statement failed in the handler's transaction and the handler returned success all the same; everything was rolled back", Err: err}
+	}
+	return d.unavailable(err, requestctx.StateFreed)
+}
+
+// failed answers a handler's error. What the handler ran into may have been the winner's work, seen before its record (where
+// no hint kept the two apart), so the record is looked at once before the error is believed.
+func (d *dispatch) failed(ctx context.Context, workErr error) (answer, error) {
+	if rec, err := d.look(ctx); err == nil {
+		if a, err, decided := d.read(rec); decided {
+			return a, err
+		}
+	}
+	d.report(requestctx.StateFreed, "")
+	return answer{}, workErr
+}
+
+// resolve finds out what became of a commit whose answer was lost. It never decides by a plain read, which cannot see a
+// commit that is still under way: a claim of its own has to be let in first. "No row" then means that it did not happen; a
+// packet that arrives later still meets either the end of its transaction or the unique index.
+func (d *dispatch) resolve(ctx context.Context, cause error) (answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		at, err := d.cfg.Store.Begin(ctx, d.claim)
+		if err == nil {
+			rec := at.Found()
+			d.rollback(context.WithoutCancel(ctx), at)
+			if a, err, decided := d.read(rec); decided {
+				return a, err
+			}
+			return answer{}, errors.Join(errAgain, cause)
+		}
+		if !sleep(ctx, nil, pause) {
+			d.report(requestctx.StateUnknown, "")
+			return answer{}, &OutcomeUnknownError{Command: d.name, Err: cause}
+		}
+	}
+}
+
+// read decides by a record, in this order: is it mine, is it expired, is it the same payload, and only then its state.
+// It reports decided = false when the key is free.
+func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
+	if rec == nil {
+		return a, nil, false
+	}
+	if err := checkScope(d.name, rec, &d.claim); err != nil {
+		d.report(requestctx.StateRefused, "")
+		return a, err, true
+	}
+	if rec.ResultType == tombstoneType || rec.Expired && rec.State == Completed && rec.AfterExpiry == Tombstone {
+		d.report(requestctx.StateExpired, "")
+		return a, &ExpiredError{Command: d.name}, true
+	}
+	if rec.Expired && rec.State != InProgress {
+		d.reused = true
+		return a, nil, false
+	}
+	if !d.sameHash(rec) {
+		d.report(requestctx.StateConflict, "")
+		return a, &ConflictError{Command: d.name, VersionChanged: rec.HashVersion != d.claim.HashVersion}, true
+	}
+	switch rec.State {
+	case Completed:
+		d.seen.add(d.claim.ID)
+		if rec.Attempt == d.claim.Attempt { // this very dispatch, whose answer from the database was lost
+			d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
+		} else {
+			d.report(requestctx.StateReplayed, rec.OriginRequestID)
+		}
+		return answer{kind: rec.Outcome, result: rec.Result}, nil, true
+	case InProgress:
+		d.report(requestctx.StateInProgress, rec.OriginRequestID)
+		return a, &InProgressError{Command: d.name, RetryAfter: d.cfg.RetryAfter}, true
+	}
+	return a, nil, false // failed, with the same payload
+}
+
+// sameHash compares the payload with the record's. A record made under another version of the contract is compared by that
+// version, so that a deploy does not turn an honest retry into a conflict.
+func (d *dispatch) sameHash(rec *Record) bool {
+	if rec.HashVersion == d.claim.HashVersion {
+		return rec.Hash == d.claim.Hash
+	}
+	hash, ok := d.rehash(rec.HashVersion)
+	return ok && rec.Hash == hash
+}
+
+func (d *dispatch) look(ctx context.Context) (*Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, beginTimeout)
+	defer cancel()
+	return d.cfg.Store.Look(ctx, d.claim)
+}
+
+func (d *dispatch) rollback(ctx context.Context, at Attempt) {
+	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
+	defer cancel()
+	at.Rollback(ctx)
+}
+
+func (d *dispatch) inProgress(ctx context.Context) (answer, error) {
+	d.report(requestctx.StateInProgress, "")
+	if err := ctx.Err(); err != nil { // the caller has gone: its own error says more
+		return answer{}, context.Cause(ctx)
+	}
+	return answer{}, &InProgressError{Command: d.name, RetryAfter: d.cfg.RetryAfter}
+}
+
+// unavailable fails closed: the handler has not run, or what it did has been rolled back.
+func (d *dispatch) unavailable(err error, state requestctx.State) (answer, error) {
+	d.report(state, "")
+	return answer{}, &StoreError{Command: d.name, Err: err}
+}
+
+// sleep pauses for a while. It reports false when the timer has fired or ctx has ended first; a nil timer does not fire.
+func sleep(ctx context.Context, timer *time.Timer, d time.Duration) bool {
+	var fired <-chan time.Time
+	if timer != nil {
+		fired = timer.C
+	}
+	pause := time.NewTimer(d)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return true
+	case <-fired:
+		timer.Reset(0)
+		return false
+	case <-ctx.Done():
+		return false
+	}
+}

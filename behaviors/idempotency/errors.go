@@ -1,0 +1,219 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// What a [Store] says about an attempt. Callers of a command never see these.
+var (
+	// ErrBusy: another attempt of the key is running or just committing.
+	ErrBusy = errors.New("idempotency: another attempt holds the key")
+	// ErrLost: another attempt's record stands under the key, and nothing of this one was committed.
+	ErrLost = errors.New("idempotency: another attempt has completed the key")
+	// ErrSerialization: the database refused the transaction because of a concurrent one; it may be made again.
+	ErrSerialization = errors.New("idempotency: the transaction could not be serialized")
+	// ErrCommitUnknown: COMMIT was sent and its answer did not come.
+	ErrCommitUnknown = errors.New("idempotency: the outcome of the commit is unknown")
+	// ErrTransactionEnded: the handler ended the transaction that it was given.
+	ErrTransactionEnded = errors.New("idempotency: the handler ended its transaction")
+	// ErrTransactionAborted: a statement failed in the transaction and the handler returned success all the same.
+	ErrTransactionAborted = errors.New("idempotency: the handler's transaction is aborted")
+)
+
+// KeyMissingError is returned for a marked command that came without a key (rule pipe-7). Nothing was read or recorded.
+type KeyMissingError struct{ Command string }
+
+func (e *KeyMissingError) Error() string {
+	return "idempotency: " + e.Command + ": this command needs an idempotency key and none was sent; send one that names the intent"
+}
+
+// Code is the outcome code of the error.
+func (*KeyMissingError) Code() string { return "IDEMPOTENCY_KEY_MISSING" }
+
+// KeyInvalidError is returned for a marked command whose key does not follow the grammar (rule http-1). Nothing was read or
+// recorded.
+type KeyInvalidError struct {
+	Command string
+	// Err is the [*requestctx.KeyError].
+	Err error
+}
+
+func (e *KeyInvalidError) Error() string { return "idempotency: " + e.Command + ": " + e.Err.Error() }
+
+// Unwrap gives the reason.
+func (e *KeyInvalidError) Unwrap() error { return e.Err }
+
+// Code is the outcome code of the error.
+func (*KeyInvalidError) Code() string { return "IDEMPOTENCY_KEY_INVALID" }
+
+// ScopeError is returned for a marked command whose client or tenant is not known (rule rec-8). It is a fault of the edge's
+// configuration. Nothing was read or recorded.
+type ScopeError struct {
+	Command string
+	// Missing is "client" or "tenant".
+	Missing string
+}
+
+func (e *ScopeError) Error() string {
+	return fmt.Sprintf("idempotency: %s: the request context names no %s, so the key has no scope; the edge must set it (requestctx.Anonymous where callers are meant to be anonymous)", e.Command, e.Missing)
+}
+
+// Code is the outcome code of the error.
+func (*ScopeError) Code() string { return "IDEMPOTENCY_SCOPE_MISSING" }
+
+// ConflictError is returned when the key belongs to another payload (rule http-4). The record is not changed.
+type ConflictError struct {
+	Command string
+	// VersionChanged is true when the record was made under another version of the contract, which may be the cause.
+	VersionChanged bool
+}
+
+func (e *ConflictError) Error() string {
+	s := "idempotency: " + e.Command + ": the key has already been used with a different payload"
+	if e.VersionChanged {
+		s += " (it was recorded under another version of the contract)"
+	}
+	return s
+}
+
+// Code is the outcome code of the error.
+func (*ConflictError) Code() string { return "IDEMPOTENCY_KEY_CONFLICT" }
+
+// InProgressError is returned while another attempt of the key is running (rule rec-4).
+type InProgressError struct {
+	Command string
+	// RetryAfter is when to ask again.
+	RetryAfter time.Duration
+}
+
+func (e *InProgressError) Error() string {
+	return fmt.Sprintf("idempotency: %s: another attempt with this key is in progress; ask again in %v", e.Command, e.RetryAfter)
+}
+
+// Code is the outcome code of the error.
+func (*InProgressError) Code() string { return "IDEMPOTENCY_REQUEST_IN_PROGRESS" }
+
+// ExpiredError is returned for a key whose record has passed its retention and whose command does not take it again
+// ([Tombstone]).
+type ExpiredError struct{ Command string }
+
+func (e *ExpiredError) Error() string {
+	return "idempotency: " + e.Command + ": the key was used and has expired; new work needs a new key"
+}
+
+// Code is the outcome code of the error.
+func (*ExpiredError) Code() string { return "IDEMPOTENCY_KEY_EXPIRED" }
+
+// StoreError is returned when the store could not be used. The stage fails closed: the handler has not run, or what it did
+// was rolled back. The same key may be sent again.
+type StoreError struct {
+	Command string
+	// Err is the store's error.
+	Err error
+}
+
+func (e *StoreError) Error() string {
+	return "idempotency: " + e.Command + ": the store of records is not available: " + e.Err.Error()
+}
+
+// Unwrap gives the store's error.
+func (e *StoreError) Unwrap() error { return e.Err }
+
+// Code is the outcome code of the error.
+func (*StoreError) Code() string { return "IDEMPOTENCY_STORE_UNAVAILABLE" }
+
+// RetriesError is returned when the database refused the transaction over and over because of concurrent ones. All of it was
+// rolled back; the same key may be sent again.
+type RetriesError struct {
+	Command string
+	// Tries is how often the attempt was made.
+	Tries int
+	// Err is the last refusal.
+	Err error
+}
+
+func (e *RetriesError) Error() string {
+	return fmt.Sprintf("idempotency: %s: the transaction could not be serialized in %d tries", e.Command, e.Tries)
+}
+
+// Unwrap gives the last refusal.
+func (e *RetriesError) Unwrap() error { return e.Err }
+
+// Code is the outcome code of the error.
+func (*RetriesError) Code() string { return "IDEMPOTENCY_RETRIES_EXHAUSTED" }
+
+// OutcomeUnknownError is returned when the work may or may not have been committed and that could not be found out in time.
+// The same key may be sent again, and will then replay the outcome or run.
+type OutcomeUnknownError struct {
+	Command string
+	// Err is what broke the commit.
+	Err error
+}
+
+func (e *OutcomeUnknownError) Error() string {
+	return "idempotency: " + e.Command + ": it is not known whether the work was committed; send the same key again"
+}
+
+// Unwrap gives what broke the commit.
+func (e *OutcomeUnknownError) Unwrap() error { return e.Err }
+
+// Code is the outcome code of the error.
+func (*OutcomeUnknownError) Code() string { return "IDEMPOTENCY_OUTCOME_UNKNOWN" }
+
+// ResultError is returned when a result cannot be stored or a stored one cannot be read. In the first case everything was
+// rolled back. In the second the handler did not run, and the same key works once a version that reads the result is deployed.
+type ResultError struct {
+	Command string
+	// Stored is true when the result is in the record and cannot be read.
+	Stored bool
+	// Err is the encoder's or decoder's error. It may quote the result and is not part of the message.
+	Err error
+}
+
+func (e *ResultError) Error() string {
+	if e.Stored {
+		return "idempotency: " + e.Command + ": the stored result cannot be read by this version"
+	}
+	return "idempotency: " + e.Command + ": the handler's result cannot be stored; all was rolled back"
+}
+
+// Unwrap gives the encoder's or decoder's error.
+func (e *ResultError) Unwrap() error { return e.Err }
+
+// Code is the outcome code of the error.
+func (e *ResultError) Code() string {
+	if e.Stored {
+		return "IDEMPOTENCY_RESULT_UNDECODABLE"
+	}
+	return "IDEMPOTENCY_RESULT_UNENCODABLE"
+}
+
+// HandlerError is returned when a handler broke its part of the contract. It is a bug to be mended, and is logged as an error.
+type HandlerError struct {
+	Command string
+	// Reason says what the handler did.
+	Reason string
+	// Err is the error behind it, or nil. It is not part of the message.
+	Err error
+}
+
+func (e *HandlerError) Error() string { return "idempotency: " + e.Command + ": " + e.Reason }
+
+// Unwrap gives the error behind it.
+func (e *HandlerError) Unwrap() error { return e.Err }
+
+// Code is the outcome code of the error.
+func (*HandlerError) Code() string { return "IDEMPOTENCY_HANDLER_FAULT" }
+
+// RecordError is returned when a record is found whose scope is not the one that was asked for. It means a damaged table (or
+// a collision of SHA-256) and needs a person.
+type RecordError struct{ Command string }
+
+func (e *RecordError) Error() string {
+	return "idempotency: " + e.Command + ": the record found under this id belongs to another scope; the table of records is damaged"
+}
+
+// Code is the outcome code of the error.
+func (*RecordError) Code() string { return "IDEMPOTENCY_RECORD_MISMATCH" }

@@ -1,0 +1,102 @@
+package idempotency
+
+import (
+	"encoding/json"
+	"errors"
+)
+
+// Final marks err as a deterministic business refusal: an outcome that is stored and replayed like a success, with the
+// handler's business rows undone (rule rec-7). Mark only what the same payload will meet every time it is sent under the
+// same key; what may pass is left unmarked.
+//
+// The caller of the first attempt and of every replay gets a [*RefusedError]. Its code is the one that err's tree gives by a
+// method Code() string, or "REFUSED"; its message is err.Error(), which is stored and shown to the caller, so it must hold
+// nothing secret. An err with a method RefusalData() any adds details that are stored as JSON. Final(nil) is nil.
+func Final(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &finalError{err}
+}
+
+type finalError struct{ err error }
+
+func (e *finalError) Error() string { return e.err.Error() }
+func (e *finalError) Unwrap() error { return e.err }
+
+// Unknown marks err as "nobody knows whether it happened", such as a call to the outside world that timed out. An Atomic
+// handler has no such calls to make: there it is a fault, all is rolled back and the caller gets a [*HandlerError].
+// Unknown(nil) is nil.
+func Unknown(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &unknownError{err}
+}
+
+type unknownError struct{ err error }
+
+func (e *unknownError) Error() string { return e.err.Error() }
+func (e *unknownError) Unwrap() error { return e.err }
+
+// RefusedError is a final business refusal, given to the first caller and to every replay alike. Both get what was stored,
+// so they cannot differ. errors.Is(err, target) holds for every target with the same code, so an application's own coded
+// error still matches.
+type RefusedError struct {
+	// Command is the command's name.
+	Command string
+	// RefusalCode is the application's code, such as "PAYMENT_DECLINED".
+	RefusalCode string
+	// Message is the application's text for the caller.
+	Message string
+	// Data holds the application's details as JSON; nil for none.
+	Data json.RawMessage
+}
+
+func (e *RefusedError) Error() string {
+	return "idempotency: " + e.Command + ": refused: " + e.Message
+}
+
+// Code is the application's code.
+func (e *RefusedError) Code() string { return e.RefusalCode }
+
+// Is reports whether target is an error with the same code.
+func (e *RefusedError) Is(target error) bool {
+	coded, ok := target.(interface{ Code() string })
+	return ok && coded.Code() == e.RefusalCode
+}
+
+// defaultRefusalCode is the code of a final error that brings none.
+const defaultRefusalCode = "REFUSED"
+
+// storedRefusal is a refusal as it stands in the record.
+type storedRefusal struct {
+	Code    string          `json:"code"`
+	Message string          `json:"message"`
+	Data    json.RawMessage `json:"data,omitempty"`
+}
+
+func encodeRefusal(final *finalError) ([]byte, error) {
+	stored := storedRefusal{Code: defaultRefusalCode, Message: final.err.Error()}
+	var coded interface{ Code() string }
+	if errors.As(final.err, &coded) && coded.Code() != "" {
+		stored.Code = coded.Code()
+	}
+	var detailed interface{ RefusalData() any }
+	if errors.As(final.err, &detailed) {
+		data, err := json.Marshal(detailed.RefusalData())
+		if err != nil {
+			return nil, err
+		}
+		stored.Data = data
+	}
+	return json.Marshal(stored)
+}
+
+func decodeRefusal(name string, data []byte) (*RefusedError, error) {
+	var stored storedRefusal
+	if err := json.Unmarshal(data, &stored); err != nil {
+		return nil, err
+	}
+	return &RefusedError{Command: name, RefusalCode: stored.Code, Message: stored.Message, Data: stored.Data}, nil
+}

@@ -1,0 +1,265 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/tekil-go/tekil/bus"
+	"github.com/tekil-go/tekil/requestctx"
+)
+
+// Names of what a record's result holds besides a command's own result type.
+const (
+	refusalType   = "refusal/1"
+	tombstoneType = "tombstone"
+)
+
+// hashAlgorithm is the version of the canonical form and of SHA-256 over it. A record's hash version is this times a
+// thousand plus the version of the command's contract.
+const hashAlgorithm = 1
+
+func hashVersion(contract int) int16 { return int16(hashAlgorithm*1000 + contract) }
+
+// Plan is how a command is protected, as Build found it: for people, and for a review of what changed.
+type Plan struct {
+	// Marked is true for a command that carries the mark. For others the rest is zero.
+	Marked bool
+	// Policy is the command's policy with its defaults filled in.
+	Policy Policy
+	// Warnings are what Build noticed and lets pass.
+	Warnings []string
+}
+
+// Stage puts the idempotency stage of the engine before h, as the command C asks for it by its type. A command without the
+// mark gets no stage at all: it is not touched, needs no key and costs nothing (rule pipe-4).
+//
+// The error joins every problem found: a marker that only the pointer has or whose signature is another, a policy out of its
+// bounds, a payload that has no safe fingerprint, a result that does not survive encoding, a missing store or secret.
+func Stage[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R]) (bus.Claimed[C, R], Plan, error) {
+	t := reflect.TypeFor[C]()
+	var zero C
+	marked, warnings, err := marks(t)
+	if err != nil || !marked {
+		return bus.Claim(h, nil), Plan{Warnings: warnings}, err
+	}
+	var policy Policy
+	if p, ok := any(zero).(WithPolicy); ok {
+		policy = p.Idempotency()
+	}
+	policy = policy.withDefaults()
+	more, err := policy.validate()
+	plan := Plan{Marked: true, Policy: policy, Warnings: append(warnings, more...)}
+	problems := []error{err, checkResult(reflect.TypeFor[R]())}
+	if e.cfg.Store == nil {
+		problems = append(problems, errors.New("it is marked idempotent and no store is set"))
+	}
+	enc, err := compileEncoder(t)
+	if err != nil {
+		problems = append(problems, err)
+	} else if enc.hasSecrets() && len(e.cfg.Secret) == 0 {
+		problems = append(problems, errors.New("it has fields tagged idempotency:\"secret\" and no secret is set (Config.Secret, at least 32 bytes)"))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return bus.Claim(h, nil), plan, err
+	}
+	s := &stage[C, R]{engine: e, name: string(zero.CommandName()), policy: policy, enc: enc, resultType: fmt.Sprintf("result/%d", policy.Version)}
+	return bus.Claim(h, s.run), plan, nil
+}
+
+// stage is the idempotency stage of one marked command.
+type stage[C bus.Command[R], R any] struct {
+	engine     *Engine
+	name       string
+	policy     Policy
+	enc        *encoder
+	resultType string
+}
+
+func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R, error) {
+	var none R
+	req := requestctx.From(ctx)
+	if ctx.Value(activeKey{}) == s.engine {
+		// Inside the handler of another marked command: one intent, one record, one transaction.
+		req.Report(requestctx.Outcome{State: requestctx.StateNested})
+		return next(ctx, cmd)
+	}
+	d, err := s.dispatch(req, &cmd)
+	if err != nil {
+		req.Report(requestctx.Outcome{State: requestctx.StateRefused})
+		return none, err
+	}
+	if d == nil {
+		req.Report(requestctx.Outcome{State: requestctx.StateUnprotected})
+		return next(ctx, cmd)
+	}
+	// own is the decoded form of what this very dispatch encoded, kept so that it is not decoded twice.
+	var own R
+	var mine []byte
+	a, err := d.run(ctx, func(ctx context.Context) ([]byte, error) {
+		res, err := next(ctx, cmd)
+		if err != nil {
+			return nil, err
+		}
+		own, mine, err = encode[R](s.name, res)
+		return mine, err
+	})
+	if err != nil {
+		return none, err
+	}
+	if a.kind == Refusal {
+		refused, err := decodeRefusal(s.name, a.result)
+		if err != nil {
+			return none, &ResultError{Command: s.name, Stored: true, Err: err}
+		}
+		return none, refused
+	}
+	if mine != nil && len(a.result) > 0 && &a.result[0] == &mine[0] {
+		return own, nil
+	}
+	res, err := decode[R](a.result)
+	if err != nil {
+		return none, &ResultError{Command: s.name, Stored: true, Err: err}
+	}
+	return res, nil
+}
+
+// dispatch reads the request context. It gives nil without an error where the command may run without a key and has none.
+func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C) (*dispatch, error) {
+	if err := req.KeyErr(); err != nil {
+		return nil, &KeyInvalidError{Command: s.name, Err: err}
+	}
+	if req.Key().IsZero() {
+		if s.policy.KeyOptional {
+			return nil, nil
+		}
+		return nil, &KeyMissingError{Command: s.name}
+	}
+	scope := Scope{Tenant: req.Scope().Tenant, Client: req.Scope().Client, Operation: s.name, Key: req.Key().String()}
+	if scope.Client == "" {
+		return nil, &ScopeError{Command: s.name, Missing: "client"}
+	}
+	if scope.Tenant == "" && s.engine.cfg.RequireTenant {
+		return nil, &ScopeError{Command: s.name, Missing: "tenant"}
+	}
+	if src := req.Source(); src != "" {
+		scope.Operation = src + " " + s.name
+	}
+	in := fingerprintInput{Tenant: scope.Tenant, Command: s.name, ContractVersion: s.policy.Version, Resource: req.Resource()}
+	hash, err := fingerprintOf(s.enc, in, cmd, s.engine.cfg.Secret)
+	if err != nil {
+		return nil, err
+	}
+	return &dispatch{
+		Engine: s.engine, name: s.name, policy: s.policy, resultType: s.resultType, req: req,
+		claim: Claim{
+			ID: scope.ID(), Scope: scope, Hash: hash, HashVersion: hashVersion(s.policy.Version),
+			Attempt: newAttemptID(), OriginRequestID: req.ID(),
+			Retention: s.policy.Retention, AfterExpiry: s.policy.AfterExpiry, Isolation: s.policy.Isolation,
+		},
+		rehash: func(version int16) ([32]byte, bool) {
+			if version/1000 != hashAlgorithm {
+				return [32]byte{}, false
+			}
+			in := in
+			in.ContractVersion = int(version % 1000)
+			hash, err := fingerprintOf(s.enc, in, cmd, s.engine.cfg.Secret)
+			return hash, err == nil
+		},
+	}, nil
+}
+
+// encode gives the stored form of a result and what a replay will make of it, before anything is committed: the first
+// caller gets the same value as every later one, and a result that cannot be read back is found in time.
+func encode[R any](name string, res R) (own R, data []byte, err error) {
+	defer func() {
+		if recover() != nil { // a marshaller of the application's
+			own, data, err = *new(R), nil, &ResultError{Command: name, Err: errors.New("a marshaller panicked")}
+		}
+	}()
+	if data, err = json.Marshal(res); err == nil {
+		own, err = decode[R](data)
+	}
+	if err != nil {
+		return own, nil, &ResultError{Command: name, Err: err}
+	}
+	return own, data, nil
+}
+
+func decode[R any](data []byte) (res R, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errors.New("an unmarshaller panicked")
+		}
+	}()
+	err = json.Unmarshal(data, &res)
+	return res, err
+}
+
+// IsMarked reports whether the type C carries the mark, by [Marker] or [WithPolicy], on its value or its pointer. Queries
+// must not.
+func IsMarked[C any]() bool {
+	_, byMarker := any(new(C)).(Marker)
+	_, byPolicy := any(new(C)).(WithPolicy)
+	return byMarker || byPolicy
+}
+
+var (
+	markerType = reflect.TypeFor[Marker]()
+	policyType = reflect.TypeFor[WithPolicy]()
+)
+
+// marks finds out whether t is marked, and what only looks like a mark: that is where protection is lost without a word.
+func marks(t reflect.Type) (marked bool, warnings []string, err error) {
+	marked = t.Implements(markerType) || t.Implements(policyType)
+	pointer := reflect.PointerTo(t)
+	var problems []error
+	for i := range pointer.NumMethod() {
+		m := pointer.Method(i)
+		switch {
+		case m.Name == "Idempotent" && !t.Implements(markerType), m.Name == "Idempotency" && !t.Implements(policyType):
+			if pointer.Implements(markerType) && m.Name == "Idempotent" || pointer.Implements(policyType) && m.Name == "Idempotency" {
+				problems = append(problems, fmt.Errorf("its method %s has a pointer receiver, so a command sent by value would not be protected; give it a value receiver", m.Name))
+			} else {
+				problems = append(problems, fmt.Errorf("its method %s has another signature than the mark (Idempotent() or Idempotency() idempotency.Policy), so it would not be protected", m.Name))
+			}
+		case m.Name != "Idempotent" && m.Name != "Idempotency" && looksLikeMark(m.Name) && !marked:
+			warnings = append(warnings, fmt.Sprintf("its method %s looks like the mark Idempotent and is not: the command is not protected; write var _ idempotency.Marker = %s{} beside it", m.Name, t.Name()))
+		}
+	}
+	return marked, warnings, errors.Join(problems...)
+}
+
+// looksLikeMark reports whether a method's name is the mark's up to case or two typing errors.
+func looksLikeMark(name string) bool {
+	name = strings.ToLower(name)
+	for _, want := range [...]string{"idempotent", "idempotency", "isidempotent"} {
+		if distance(name, want) <= 2 {
+			return true
+		}
+	}
+	return false
+}
+
+// distance is the number of characters to insert, delete or replace that turn a into b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diagonal, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
