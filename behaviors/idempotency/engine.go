@@ -81,8 +81,8 @@ type dispatch struct {
 	resultType string
 	req        *requestctx.Request
 	rehash     func(version int16) ([32]byte, bool) // the fingerprint under another version, if this program has that
-	reused     bool                                  // the key had a record that has expired
-	detached   bool                                  // the handler did not use its transaction
+	reused     bool                                 // the key had a record that has expired
+	detached   bool                                 // the handler did not use its transaction
 }
 
 // activeKey marks the context of a handler that runs under a record, with the engine whose record it is.
@@ -321,6 +321,9 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 	switch rec.State {
 	case Completed:
 		d.seen.add(d.claim.ID)
+		if rec.ExternalRef != "" && d.req.ExternalRef() == "" {
+			d.req.SetExternalRef(rec.ExternalRef) // for the log line of the replay (rule see-1)
+		}
 		if rec.Attempt == d.claim.Attempt { // this very dispatch, whose answer from the database was lost
 			d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
 		} else {

@@ -1,0 +1,198 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+)
+
+// Configure puts the settings into cfg that make a dead or frozen process let go of its keys soon, unless cfg sets them:
+// idle_in_transaction_session_timeout 60 s (a transaction whose process does not move any more is ended by the server) and
+// client_connection_check_interval 2 s (a statement whose client has gone is given up). They travel with the connection's
+// start and cost nothing later. Call it between pgxpool.ParseConfig and pgxpool.NewWithConfig.
+func Configure(cfg *pgxpool.Config) {
+	params := cfg.ConnConfig.RuntimeParams
+	for name, value := range map[string]string{
+		"idle_in_transaction_session_timeout": "60000",
+		"client_connection_check_interval":    "2000",
+	} {
+		if _, ok := params[name]; !ok {
+			params[name] = value
+		}
+	}
+}
+
+// minVersion is the oldest server: client_connection_check_interval came with 14.
+const minVersion = 140000
+
+// columns are those of the table, with their types.
+var columns = map[string]string{
+	"id": "uuid", "tenant": "text", "client": "text", "operation": "text", "key": "text", "request_hash": "bytea", "hash_version": "int2",
+	"state": "text", "after_expiry": "text", "attempt": "uuid", "attempts": "int4", "fence": "int8", "lease_until": "timestamptz", "outcome": "int2",
+	"result": "bytea", "result_type": "text", "origin_request_id": "text", "external_ref": "text", "created_at": "timestamptz",
+	"completed_at": "timestamptz", "expires_at": "timestamptz",
+}
+
+// Check refuses a server or a schema with which the promises would not hold: a replica or a read-only session, a commit that
+// does not wait for the disk, a table that is missing, unlogged, of another shape or without its unique key, missing rights,
+// and a pooler that does not keep a transaction on one connection. It reports all of them, joined. Settings that only make a
+// dead process hold its keys longer are warnings; [Configure] sets them.
+func (s *Store) Check(ctx context.Context) (warnings []string, err error) {
+	if s.pool == nil {
+		return nil, errors.New("pgstore: the pool is nil; give New a *pgxpool.Pool")
+	}
+	if s.cfg.LockTimeout < 0 {
+		return nil, errors.New("pgstore: Config.LockTimeout is negative")
+	}
+	c := checker{ctx: ctx, s: s}
+	c.server()
+	if c.fatal == nil {
+		c.schema()
+	}
+	if c.fatal == nil && len(c.problems) == 0 {
+		c.dryRun()
+	}
+	return c.warnings, errors.Join(append(c.problems, c.fatal)...)
+}
+
+type checker struct {
+	ctx      context.Context
+	s        *Store
+	warnings []string
+	problems []error
+	fatal    error // the server could not be asked
+}
+
+func (c *checker) bad(format string, args ...any) {
+	c.problems = append(c.problems, fmt.Errorf("pgstore: "+format, args...))
+}
+
+func (c *checker) server() {
+	var version int
+	var replica bool
+	var readOnly, syncCommit, idle, clientCheck string
+	err := c.s.pool.QueryRow(c.ctx, `SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('transaction_read_only'),
+		current_setting('synchronous_commit'), current_setting('idle_in_transaction_session_timeout'), coalesce(current_setting('client_connection_check_interval', true), '')`).
+		Scan(&version, &replica, &readOnly, &syncCommit, &idle, &clientCheck)
+	if err != nil {
+		c.fatal = fmt.Errorf("pgstore: the server cannot be asked: %w", err)
+		return
+	}
+	if version < minVersion {
+		c.bad("the server is version %d; %d or newer is needed", version/10000, minVersion/10000)
+	}
+	switch {
+	case replica:
+		c.bad("the server is a replica in recovery and takes no writes; connect to the primary")
+	case readOnly == "on":
+		c.bad("the session is read-only (transaction_read_only is on); connect with a role and settings that may write")
+	}
+	if syncCommit == "off" {
+		c.bad("synchronous_commit is off: a crash of the server would forget commits that were acknowledged, and their keys with them; set it to on, local or stricter")
+	}
+	if idle == "0" {
+		c.warnings = append(c.warnings, "idle_in_transaction_session_timeout is off: a frozen process keeps its key until its connection breaks; call pgstore.Configure on the pool's configuration")
+	}
+	if clientCheck == "0" {
+		c.warnings = append(c.warnings, "client_connection_check_interval is off: the statement of a client that has gone runs on; call pgstore.Configure on the pool's configuration")
+	}
+}
+
+func (c *checker) schema() {
+	table := c.s.table()
+	var oid *uint32
+	if err := c.s.pool.QueryRow(c.ctx, `SELECT to_regclass($1)::oid`, table).Scan(&oid); err != nil {
+		c.fatal = fmt.Errorf("pgstore: the schema cannot be read: %w", err)
+		return
+	}
+	if oid == nil {
+		c.bad("the table %s does not exist; run pgstore.Migrate, or the steps of pgstore.Migrations, with the same schema", table)
+		return
+	}
+	var kind, persistence string
+	var unique, may bool
+	err := c.s.pool.QueryRow(c.ctx, `SELECT relkind::text, relpersistence::text,
+		EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+			WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indnkeyatts = 1 AND i.indpred IS NULL AND a.attname = 'id'),
+		has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')
+		FROM pg_class c WHERE c.oid = $1`, *oid).Scan(&kind, &persistence, &unique, &may)
+	if err != nil {
+		c.fatal = fmt.Errorf("pgstore: the schema cannot be read: %w", err)
+		return
+	}
+	if kind != "r" {
+		c.bad("%s is not an ordinary table (kind %q); a view or a partitioned table cannot guard the key", table, kind)
+	}
+	if persistence != "p" {
+		c.bad("%s is unlogged or temporary: it is empty after a crash; ALTER TABLE %s SET LOGGED", table, table)
+	}
+	if !unique {
+		c.bad("%s has no unique index on id alone, so nothing would decide who owns a key; run pgstore.Migrate", table)
+	}
+	if !may {
+		c.bad("this role may not SELECT, INSERT and UPDATE %s; grant it", table)
+	}
+	c.columns(table, *oid)
+}
+
+func (c *checker) columns(table string, oid uint32) {
+	rows, err := c.s.pool.Query(c.ctx, `SELECT a.attname, t.typname, coalesce(l.collname, '') FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+		LEFT JOIN pg_collation l ON l.oid = a.attcollation WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped`, oid)
+	if err != nil {
+		c.fatal = fmt.Errorf("pgstore: the schema cannot be read: %w", err)
+		return
+	}
+	have := make(map[string]string)
+	var name, typ, collation string
+	for rows.Next() {
+		if err := rows.Scan(&name, &typ, &collation); err != nil {
+			break
+		}
+		have[name] = typ
+		switch name {
+		case "tenant", "client", "operation", "key":
+			if collation != "C" {
+				c.bad("%s.%s has the collation %q and not \"C\": keys that differ could count as equal; run pgstore.Migrate on a fresh table", table, name, collation)
+			}
+		}
+	}
+	if err := rows.Err(); err != nil {
+		c.fatal = fmt.Errorf("pgstore: the schema cannot be read: %w", err)
+		return
+	}
+	for column, typ := range columns {
+		if have[column] != typ {
+			c.bad("%s has no column %s of type %s; run pgstore.Migrate", table, column, typ)
+		}
+	}
+}
+
+// dryRun goes the way of an attempt and rolls back, which a pooler in statement mode cannot do.
+func (c *checker) dryRun() {
+	ctx, cancel := context.WithTimeout(c.ctx, 10*time.Second)
+	defer cancel()
+	scope := idempotency.Scope{Client: "tekil", Operation: "check", Key: "check-" + strconv.FormatInt(time.Now().UnixNano(), 36)}
+	at, err := c.s.Begin(ctx, idempotency.Claim{ID: scope.ID(), Scope: scope})
+	if err != nil {
+		hint := ""
+		if strings.Contains(err.Error(), "statement pooling") || strings.Contains(err.Error(), "transaction blocks not allowed") {
+			hint = " (a pooler in statement mode cannot be used; transaction mode can)"
+		}
+		c.bad("an attempt cannot be begun%s: %w", hint, err)
+		return
+	}
+	defer at.Rollback(ctx)
+	var inside bool
+	if err := DB(at.Context(ctx), c.s.pool).QueryRow(ctx, `SELECT now() = $1`, at.(*attempt).started).Scan(&inside); err != nil {
+		c.bad("a statement in the transaction of an attempt failed: %w", err)
+	} else if !inside {
+		c.bad("the statements of one transaction do not reach the same server session; a pooler in statement mode cannot be used, transaction mode can")
+	}
+}

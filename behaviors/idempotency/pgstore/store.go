@@ -1,0 +1,360 @@
+// Package pgstore keeps the records of idempotent commands in PostgreSQL, in the same transaction as the business rows that a
+// handler writes through [DB] or [Tx] (rule rec-1). It needs PostgreSQL 14 or newer and pgx v5.
+//
+// # How an attempt runs
+//
+// The record is written once, in its final state, by the last statement before COMMIT:
+//
+//	turn 1   BEGIN; take the advisory lock of the key, or not; read the record
+//	turns    the handler's own statements
+//	last     write the record, or raise an error; COMMIT
+//
+// The unique index decides who owns a key (rule rec-2). The transaction-level advisory lock is a hint that lets a duplicate
+// turn back before it does work in vain; where it does nothing, the loser's last statement raises an error, the COMMIT behind
+// it is not executed, its business rows roll back, and it replays the winner's outcome. That error matters: a COMMIT
+// pipelined behind a statement that only returns no row would commit all the same.
+//
+// All times are the server's (clock_timestamp()), so the clocks of the application's machines do not matter. The
+// transaction's level is always said: READ COMMITTED unless the command's policy asks for more.
+//
+// # What it costs
+//
+// As many turnarounds on the wire as the bare transaction: with one business statement three. A replay of a key that this
+// process has met takes one, any other two.
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+)
+
+// Config is the settings of a [Store]. The zero Config is usable.
+type Config struct {
+	// Schema is the schema that the tables are in. Empty means that their names are not qualified and the first schema of
+	// the connection's search_path that has them is used.
+	Schema string
+	// NoHint switches the advisory lock off. Nothing depends on the lock, so this is for databases that have none and for
+	// tests that prove it. Duplicates in different processes then do their work in vain and are rolled back.
+	NoHint bool
+	// LockTimeout bounds how long the record's statement waits for another transaction that is just committing the same
+	// key. Zero means 2 seconds.
+	LockTimeout time.Duration
+}
+
+// Store keeps records in PostgreSQL. It is safe for concurrent use. It does not own the pool and does not close it. Make it
+// with [New] or [NewWithConfig].
+type Store struct {
+	pool *pgxpool.Pool
+	cfg  Config
+
+	hintSQL, lookSQL, writeSQL, lockTimeoutSQL string
+}
+
+var _ idempotency.Store = (*Store)(nil)
+
+// New makes a store on pool with the default settings.
+func New(pool *pgxpool.Pool) *Store { return NewWithConfig(pool, Config{}) }
+
+// NewWithConfig makes a store on pool. Settings that make no sense are reported by [Store.Check], which Build calls.
+func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
+	if cfg.LockTimeout == 0 {
+		cfg.LockTimeout = 2 * time.Second
+	}
+	s := &Store{pool: pool, cfg: cfg}
+	table := s.table()
+	// The time is the transaction's start: it proves at the end that this is still the same transaction.
+	s.hintSQL = `SELECT pg_try_advisory_xact_lock($1), now()`
+	if cfg.NoHint {
+		s.hintSQL = `SELECT $1::bigint IS NOT NULL, now()`
+	}
+	s.lookSQL = `SELECT tenant = $2 AND client = $3 AND operation = $4 AND key = $5, request_hash, hash_version, state, after_expiry,
+ attempt, coalesce(outcome, 0), result, coalesce(result_type, ''), origin_request_id, coalesce(external_ref, ''), expires_at <= clock_timestamp()
+ FROM ` + table + ` WHERE id = $1`
+	s.writeSQL = `WITH won AS (
+ INSERT INTO ` + table + ` AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts,
+  outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
+ VALUES ($1, $2, $3, $4, $5, $6, $7, 'completed', $8, $9, 1, $10, $11, $12, $13, nullif($14, ''), clock_timestamp(), clock_timestamp(), clock_timestamp() + $15::interval)
+ ON CONFLICT (id) DO UPDATE SET request_hash = excluded.request_hash, hash_version = excluded.hash_version, state = excluded.state,
+  after_expiry = excluded.after_expiry, attempt = excluded.attempt, attempts = 1, fence = NULL, lease_until = NULL, outcome = excluded.outcome,
+  result = excluded.result, result_type = excluded.result_type, origin_request_id = excluded.origin_request_id,
+  external_ref = excluded.external_ref, created_at = excluded.created_at, completed_at = excluded.completed_at, expires_at = excluded.expires_at
+ WHERE r.tenant = excluded.tenant AND r.client = excluded.client AND r.operation = excluded.operation AND r.key = excluded.key
+  AND (r.expires_at <= clock_timestamp() AND r.after_expiry = 'reuse' AND r.state <> 'in_progress' AND r.result_type IS DISTINCT FROM 'tombstone'
+   OR r.state = 'failed' AND r.request_hash = excluded.request_hash)
+ RETURNING 1)
+SELECT 1 / count(*), CASE WHEN $16::timestamptz IS NULL OR now() = $16 THEN 0 ELSE ('not the transaction that began at ' || $16::text)::integer END FROM won`
+	s.lockTimeoutSQL = fmt.Sprintf(`SET LOCAL lock_timeout = %d`, max(cfg.LockTimeout.Milliseconds(), 1)) // 0 would mean for ever
+	return s
+}
+
+// What the write statement raises.
+const (
+	raisedLost  = "22012" // division by zero: no row was won
+	raisedEnded = "22P02" // invalid text representation: the transaction is not the one that was begun
+)
+
+func (s *Store) table() string {
+	if s.cfg.Schema == "" {
+		return "idempotency_records"
+	}
+	return pgx.Identifier{s.cfg.Schema, "idempotency_records"}.Sanitize()
+}
+
+// Describe names the store and where its records are.
+func (s *Store) Describe() string { return "pgstore " + s.table() }
+
+// Look reads the record of a claim, or gives nil: one statement, no lock, no write.
+func (s *Store) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Record, error) {
+	rec, err := scanRecord(s.pool.QueryRow(ctx, s.lookSQL, s.lookArgs(&c)...), &c)
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: read the record: %w", err)
+	}
+	return rec, nil
+}
+
+func (s *Store) lookArgs(c *idempotency.Claim) []any {
+	return []any{[16]byte(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key}
+}
+
+// scanRecord reads a record, or gives nil for no row. The four columns of the scope are compared by the server; where they are
+// not those of the claim, the record's scope is left empty, which the engine takes for what it is: another scope.
+func scanRecord(row pgx.Row, c *idempotency.Claim) (*idempotency.Record, error) {
+	var same bool
+	var hash []byte
+	var afterExpiry string
+	r := new(idempotency.Record)
+	err := row.Scan(&same, &hash, &r.HashVersion, (*string)(&r.State), &afterExpiry, (*[16]byte)(&r.Attempt), (*int16)(&r.Outcome),
+		&r.Result, &r.ResultType, &r.OriginRequestID, &r.ExternalRef, &r.Expired)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	copy(r.Hash[:], hash)
+	if afterExpiry == "tombstone" {
+		r.AfterExpiry = idempotency.Tombstone
+	}
+	if same {
+		r.Scope = c.Scope
+	}
+	return r, nil
+}
+
+// Begin opens the transaction and reads the record in it, in one turn. It waits for a connection as long as ctx allows.
+func (s *Store) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: no connection: %w", err)
+	}
+	a := &attempt{store: s, conn: conn, claim: c}
+	got, err := a.begin(ctx)
+	switch {
+	case err != nil:
+		a.Rollback(ctx)
+		if a.Transient(err) {
+			return nil, fmt.Errorf("%w: %w", idempotency.ErrSerialization, err)
+		}
+		return nil, fmt.Errorf("pgstore: begin: %w", err)
+	case !got:
+		a.Rollback(ctx)
+		return nil, idempotency.ErrBusy
+	}
+	return a, nil
+}
+
+// attempt is one transaction on one connection.
+type attempt struct {
+	store   *Store
+	conn    *pgxpool.Conn // nil when the attempt has ended
+	tx      pgx.Tx
+	claim   idempotency.Claim
+	found   *idempotency.Record
+	started time.Time
+	g       guard
+	given   *handle
+}
+
+func (a *attempt) begin(ctx context.Context) (got bool, err error) {
+	b := &pgx.Batch{}
+	b.BeginTx(pgx.TxOptions{IsoLevel: level(a.claim.Isolation)})
+	b.Queue(a.store.hintSQL, a.claim.ID.LockKey())
+	b.Queue(a.store.lookSQL, a.store.lookArgs(&a.claim)...)
+	br := a.conn.SendBatch(ctx, b)
+	a.tx = br.Tx()
+	if _, err = br.Exec(); err == nil {
+		if err = br.QueryRow().Scan(&got, &a.started); err == nil {
+			a.found, err = scanRecord(br.QueryRow(), &a.claim)
+		}
+	}
+	return got, errors.Join(err, br.Close())
+}
+
+func level(i idempotency.Isolation) pgx.TxIsoLevel {
+	switch i {
+	case idempotency.RepeatableRead:
+		return pgx.RepeatableRead
+	case idempotency.Serializable:
+		return pgx.Serializable
+	}
+	return pgx.ReadCommitted
+}
+
+// Found is the record that Begin read.
+func (a *attempt) Found() *idempotency.Record { return a.found }
+
+// Context puts the transaction into the handler's context.
+func (a *attempt) Context(ctx context.Context) context.Context {
+	return context.WithValue(ctx, attemptKey{}, a)
+}
+
+func (a *attempt) handle() *handle {
+	if a.given == nil {
+		a.given = &handle{tx: a.tx, g: &a.g}
+	}
+	return a.given
+}
+
+// Used reports whether the handler has asked for the transaction.
+func (a *attempt) Used() bool { return a.given != nil }
+
+// Complete writes the record and commits, in one turn.
+func (a *attempt) Complete(ctx context.Context, done idempotency.Completion) error {
+	a.g.revoked.Store(true)
+	defer a.Rollback(ctx)
+	pc := a.conn.Conn().PgConn()
+	switch {
+	case a.g.ended.Load(), !pc.IsClosed() && !pc.IsBusy() && pc.TxStatus() == 'I':
+		return idempotency.ErrTransactionEnded
+	case pc.IsClosed():
+		return fmt.Errorf("%w: its connection is closed", idempotency.ErrTransactionAborted)
+	case pc.IsBusy():
+		return fmt.Errorf("%w: rows were left open", idempotency.ErrTransactionAborted)
+	case pc.TxStatus() == 'E':
+		return idempotency.ErrTransactionAborted
+	}
+	return a.write(ctx, &pgx.Batch{}, done, a.started)
+}
+
+// Refuse rolls the handler's rows back and writes the record of a refusal in a transaction of its own.
+func (a *attempt) Refuse(ctx context.Context, done idempotency.Completion) error {
+	a.g.revoked.Store(true)
+	defer a.Rollback(ctx)
+	if a.g.ended.Load() {
+		return idempotency.ErrTransactionEnded
+	}
+	if err := a.rollback(ctx); err != nil {
+		return fmt.Errorf("pgstore: roll back: %w", err)
+	}
+	b := &pgx.Batch{}
+	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	return a.write(ctx, b, done, nil)
+}
+
+// write sends what b holds, the record's statement and COMMIT in one turn, and says what became of them. started is the time
+// at which the transaction must have begun, or nil when b begins it.
+func (a *attempt) write(ctx context.Context, b *pgx.Batch, done idempotency.Completion, started any) error {
+	c := &a.claim
+	afterExpiry := "reuse"
+	if c.AfterExpiry == idempotency.Tombstone {
+		afterExpiry = "tombstone"
+	}
+	result := done.Result
+	if result == nil {
+		result = []byte{}
+	}
+	b.Queue(a.store.lockTimeoutSQL)
+	b.Queue(a.store.writeSQL, [16]byte(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
+		afterExpiry, [16]byte(c.Attempt), int16(done.Outcome), result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.Retention, started)
+	b.Queue(`COMMIT`)
+	br := a.conn.SendBatch(ctx, b)
+	var tag pgconn.CommandTag
+	var err error
+	for range b.Len() {
+		if tag, err = br.Exec(); err != nil {
+			break
+		}
+	}
+	err = errors.Join(err, br.Close())
+	if err == nil && tag.String() != "COMMIT" { // a failed transaction answers COMMIT with ROLLBACK and without an error
+		return idempotency.ErrTransactionAborted
+	}
+	return verdict(err)
+}
+
+// verdict reads what the server said to the record's statement and COMMIT.
+func verdict(err error) error {
+	if err == nil {
+		return nil
+	}
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		if pgconn.SafeToRetry(err) { // nothing was sent
+			return fmt.Errorf("pgstore: write the record: %w", err)
+		}
+		return fmt.Errorf("%w: %w", idempotency.ErrCommitUnknown, err)
+	}
+	switch pg.Code {
+	case raisedLost:
+		return idempotency.ErrLost
+	case raisedEnded:
+		return idempotency.ErrTransactionEnded
+	case "40001", "40P01":
+		return fmt.Errorf("%w: %w", idempotency.ErrSerialization, err)
+	case "55P03", "57014": // lock_timeout; a cancelled statement
+		return fmt.Errorf("%w: %w", idempotency.ErrBusy, err)
+	case "25P02":
+		return idempotency.ErrTransactionAborted
+	}
+	switch pg.Code[:2] {
+	case "08", "57": // the server is going away: it may have committed before
+		return fmt.Errorf("%w: %w", idempotency.ErrCommitUnknown, err)
+	case "23": // a deferred constraint of the handler's rows
+		return fmt.Errorf("%w: %w", idempotency.ErrTransactionAborted, err)
+	}
+	return fmt.Errorf("pgstore: write the record: %w", err)
+}
+
+// Rollback undoes what is open and gives the connection back.
+func (a *attempt) Rollback(ctx context.Context) {
+	a.g.revoked.Store(true)
+	if a.conn == nil {
+		return
+	}
+	_ = a.rollback(ctx) // a connection that cannot be rolled back is closed, and the server rolls back by itself
+	a.conn.Release()
+	a.conn = nil
+}
+
+func (a *attempt) rollback(ctx context.Context) error {
+	conn := a.conn.Conn()
+	pc := conn.PgConn()
+	if pc.IsClosed() {
+		return errors.New("the connection is closed")
+	}
+	if pc.IsBusy() {
+		return conn.Close(ctx)
+	}
+	if pc.TxStatus() == 'I' {
+		return nil
+	}
+	_, err := conn.Exec(ctx, `ROLLBACK`)
+	if err != nil {
+		_ = conn.Close(ctx)
+	}
+	return err
+}
+
+// Transient reports whether err is a serialization failure or a deadlock.
+func (a *attempt) Transient(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (pg.Code == "40001" || pg.Code == "40P01")
+}

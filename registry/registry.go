@@ -1,0 +1,202 @@
+// Package registry is where an application says which function serves which command, and where the pipeline is built.
+//
+//	reg := registry.New(registry.Config{Logger: logger, Store: pgstore.New(pool)})
+//	registry.Handle(reg, checkout.PlaceOrder)
+//	registry.HandleQuery(reg, checkout.FindOrder)
+//	b, err := reg.Build() // every problem at once, each with file and line
+//
+// The order of the stages stands in pipeline.go and cannot be changed from outside: there is no priority, no list for one
+// command and no place to put a stage (rule pipe-1). What an application may add (rule pipe-12) are guards, which only
+// refuse, and wrappers round the handler.
+package registry
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/go-playground/validator/v10"
+	"go.uber.org/zap"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/behaviors/logging"
+	"github.com/tekil-go/tekil/behaviors/validation"
+	"github.com/tekil-go/tekil/bus"
+)
+
+// Config is what all commands of a bus share.
+type Config struct {
+	// Logger gets one line for each dispatch. It must be set; zap.NewNop() logs nothing.
+	Logger *zap.Logger
+	// LogFields adds fields of the application's to that line, from the context alone. Nil adds none.
+	LogFields func(context.Context) []zap.Field
+	// LogErrorText says what of an error's text may be logged. Nil logs the error's code and Go type only, because a text
+	// can hold what must not be in a log.
+	LogErrorText func(error) string
+	// Validate is the validator with the application's own rules, all of them registered before Build. Nil is a new one.
+	Validate *validator.Validate
+	// Store keeps the records. It must be set when a command is marked idempotent, and is checked at Build.
+	Store idempotency.Store
+	// Secret is the key of the HMAC for fields tagged idempotency:"secret", at least 32 bytes; nil where there are none.
+	Secret []byte
+	// RequireTenant refuses marked commands whose request context names no tenant.
+	RequireTenant bool
+	// RetryAfter is what a duplicate is told while the first attempt runs. Zero means 2 seconds.
+	RetryAfter time.Duration
+	// Admit are guards that say who may come in. They run before validation, in this order.
+	Admit []bus.Guard
+	// Permit are guards that say whether this caller may do this. They run after validation and before the claim, so that no
+	// stored outcome is given to somebody who may not have it.
+	Permit []bus.Guard
+	// Around are wrappers round the handlers, the first one outermost.
+	Around []Around
+}
+
+// Registry collects handlers until [Registry.Build] makes a bus of them. It is safe for concurrent use.
+type Registry struct {
+	cfg Config
+
+	mu       sync.Mutex
+	items    []item
+	required []item
+	built    string // where Build succeeded
+	desc     Description
+}
+
+// item is one registration.
+type item struct {
+	where  string
+	goType reflect.Type
+	name   string
+	result reflect.Type
+	query  bool
+	nilFn  bool
+	marked bool // it carries the idempotency mark
+	build  func(*parts, bus.Invocation) bus.Entry
+}
+
+// New makes an empty registry. Nothing is checked before Build.
+func New(cfg Config) *Registry { return &Registry{cfg: cfg} }
+
+// Handle says that h serves the command C. h is called from many goroutines at once. Problems are reported by Build, with the
+// file and line of this call. A registration after Build is not served and is logged as an error.
+func Handle[C bus.Command[R], R any](r *Registry, h func(context.Context, C) (R, error)) {
+	r.add(item{
+		where: caller(), goType: reflect.TypeFor[C](), result: reflect.TypeFor[R](), nilFn: h == nil,
+		name:   nameOf(func(c C) string { return string(c.CommandName()) }),
+		marked: idempotency.IsMarked[C](),
+		build: func(p *parts, inv bus.Invocation) bus.Entry {
+			return bus.Serve[C](command[C, R](p, inv, h))
+		},
+	})
+}
+
+// HandleQuery says that h serves the query Q, as [Handle] does for commands. A query that carries the idempotency mark is
+// refused by Build (rule pipe-10).
+func HandleQuery[Q bus.Query[R], R any](r *Registry, h func(context.Context, Q) (R, error)) {
+	r.add(item{
+		where: caller(), goType: reflect.TypeFor[Q](), result: reflect.TypeFor[R](), nilFn: h == nil, query: true,
+		name:   nameOf(func(q Q) string { return string(q.QueryName()) }),
+		marked: idempotency.IsMarked[Q](),
+		build: func(p *parts, inv bus.Invocation) bus.Entry {
+			return bus.Answer[Q](query[Q, R](p, inv, h))
+		},
+	})
+}
+
+// Require says that this part of the program sends the command C and that somebody has to handle it. Build refuses when nobody
+// does, with the file and line of this call.
+func Require[C bus.Command[R], R any](r *Registry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.required = append(r.required, item{
+		where: caller(), goType: reflect.TypeFor[C](),
+		name: nameOf(func(c C) string { return string(c.CommandName()) }),
+	})
+}
+
+// nameOf reads the name from the zero value. A name that needs more than that panics, and is then found out as empty.
+func nameOf[C any](name func(C) string) (s string) {
+	defer func() {
+		if recover() != nil {
+			s = ""
+		}
+	}()
+	var zero C
+	return name(zero)
+}
+
+func (r *Registry) add(it item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.built != "" && r.cfg.Logger != nil {
+		r.cfg.Logger.Error("registry: registered after Build and therefore not served",
+			zap.String("command", it.name), zap.String("registered_at", it.where), zap.String("built_at", r.built))
+		return
+	}
+	r.items = append(r.items, it)
+}
+
+// caller is the file and line of whoever called the function that called caller, with the folder for company.
+func caller() string {
+	_, file, line, ok := runtime.Caller(2)
+	if !ok {
+		return "unknown place"
+	}
+	return fmt.Sprintf("%s/%s:%d", filepath.Base(filepath.Dir(file)), filepath.Base(file), line)
+}
+
+// parts are what the pipelines of one bus are built of.
+type parts struct {
+	cfg       Config
+	observer  bus.Observer
+	validator *validation.Validator
+	engine    *idempotency.Engine
+
+	// of the command that is being built
+	errs []error
+	plan idempotency.Plan
+}
+
+func (p *parts) problem(err error) {
+	if err != nil {
+		p.errs = append(p.errs, err)
+	}
+}
+
+func newParts(cfg Config) (p *parts, problems []error) {
+	p = &parts{cfg: cfg}
+	note := func(err error) {
+		if err != nil {
+			problems = append(problems, err)
+		}
+	}
+	var err error
+	observer, err := logging.New(logging.Config{Logger: cfg.Logger, Fields: cfg.LogFields, ErrorText: cfg.LogErrorText})
+	note(err)
+	p.observer = observer
+	p.validator, err = validation.New(validation.Config{Validate: cfg.Validate})
+	note(err)
+	p.engine, err = idempotency.New(idempotency.Config{Store: cfg.Store, Secret: cfg.Secret, RequireTenant: cfg.RequireTenant, RetryAfter: cfg.RetryAfter})
+	note(err)
+	for i, g := range cfg.Admit {
+		if g == nil {
+			note(fmt.Errorf("registry: Config.Admit[%d] is nil", i))
+		}
+	}
+	for i, g := range cfg.Permit {
+		if g == nil {
+			note(fmt.Errorf("registry: Config.Permit[%d] is nil", i))
+		}
+	}
+	for i, w := range cfg.Around {
+		if w == nil {
+			note(fmt.Errorf("registry: Config.Around[%d] is nil", i))
+		}
+	}
+	return p, problems
+}
