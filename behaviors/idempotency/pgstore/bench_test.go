@@ -1,0 +1,196 @@
+package pgstore_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore"
+	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
+	"github.com/tekil-go/tekil/bus"
+	"github.com/tekil-go/tekil/requestctx"
+)
+
+// The benchmarks compare with the bare work in the same run: short windows of one and the other in turn, the order swapped
+// each time, and the median of the ratios. One iteration is one pair of windows, so ask for a number of them, on a server
+// with fsync on (TEKIL_TEST_POSTGRES names one):
+//
+//	go test -run xxx -bench . -benchtime 25x ./behaviors/idempotency/pgstore
+
+const window = 300 * time.Millisecond
+
+type buy struct {
+	Customer string `json:"customer"`
+	SKU      string `json:"sku"`
+	Qty      int    `json:"qty"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+}
+
+func (buy) CommandName() bus.Name[bought] { return "bench.buy" }
+func (buy) Idempotent()                   {}
+
+type bought struct {
+	ID       int64  `json:"order_id"`
+	Status   string `json:"status"`
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+}
+
+const (
+	benchTable  = `CREATE TABLE bench_orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL, sku text NOT NULL, qty int NOT NULL, amount bigint NOT NULL, currency text NOT NULL, created_at timestamptz NOT NULL DEFAULT now())`
+	benchInsert = `INSERT INTO bench_orders (customer, sku, qty, amount, currency) VALUES ($1, $2, $3, $4, $5) RETURNING id`
+	benchSelect = `SELECT customer, sku, qty, amount, currency FROM bench_orders WHERE id = $1`
+)
+
+func benchBus(b *testing.B, pool *pgxpool.Pool) *bus.Bus {
+	b.Helper()
+	engine, err := idempotency.New(idempotency.Config{Store: pgstore.New(pool)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	claimed, _, err := idempotency.Stage(engine, func(ctx context.Context, c buy) (bought, error) {
+		res := bought{Status: "created", Amount: c.Amount, Currency: c.Currency}
+		err := pgstore.DB(ctx, pool).QueryRow(ctx, benchInsert, c.Customer, c.SKU, c.Qty, c.Amount, c.Currency).Scan(&res.ID)
+		return res, err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	inv := bus.Invocation{Name: "bench.buy", Idempotent: true}
+	bb, err := bus.New(bus.Serve[buy](bus.Log(bus.Validate(claimed, inv, nil, nil), inv, nil, nil)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return bb
+}
+
+var order = buy{Customer: "cus_1044", SKU: "SKU-1", Qty: 2, Amount: 4200, Currency: "TRY"}
+
+// keyed is a context with a key, as an edge makes it.
+func keyed(ctx context.Context, key string) context.Context {
+	k, err := requestctx.ParseKey(key)
+	if err != nil {
+		panic(err)
+	}
+	ctx, _ = requestctx.New(ctx, requestctx.Values{Key: k, Scope: requestctx.Scope{Client: "bench"}, Source: "POST /orders"})
+	return ctx
+}
+
+// ratio runs base and other in turn and reports how other's throughput compares.
+func ratio(b *testing.B, workers int, base, other func(ctx context.Context, i int) error) {
+	b.Helper()
+	var n atomic.Int64
+	run := func(op func(context.Context, int) error, d time.Duration) float64 {
+		var done atomic.Int64
+		var wg sync.WaitGroup
+		stop := time.Now().Add(d)
+		start := time.Now()
+		for range workers {
+			wg.Go(func() {
+				for time.Now().Before(stop) {
+					if err := op(context.Background(), int(n.Add(1))); err != nil {
+						b.Error(err)
+						return
+					}
+					done.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		return float64(done.Load()) / time.Since(start).Seconds()
+	}
+	run(base, window/3)
+	run(other, window/3)
+	var ratios, bases []float64
+	b.ResetTimer()
+	for i := range b.N {
+		var x, y float64
+		if i%2 == 0 {
+			x = run(base, window)
+			y = run(other, window)
+		} else {
+			y = run(other, window)
+			x = run(base, window)
+		}
+		ratios, bases = append(ratios, y/x), append(bases, x)
+	}
+	slices.Sort(ratios)
+	slices.Sort(bases)
+	b.ReportMetric(ratios[len(ratios)/2], "x-bare")
+	b.ReportMetric(bases[len(bases)/2], "bare/s")
+	b.ReportMetric(0, "ns/op")
+}
+
+func benchPool(b *testing.B, conns int) *pgxpool.Pool {
+	b.Helper()
+	db := pgtest.Open(b)
+	cfg := db.PoolConfig()
+	cfg.MaxConns, cfg.MinConns = int32(conns), int32(conns)
+	pool := pgtest.NewPool(b, cfg)
+	ctx := context.Background()
+	if err := pgstore.Migrate(ctx, pool); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := pool.Exec(ctx, benchTable); err != nil {
+		b.Fatal(err)
+	}
+	return pool
+}
+
+// BenchmarkAtomic is goal P1: an Atomic command against Begin, INSERT, Commit as every user of pgx writes it.
+func BenchmarkAtomic(b *testing.B) {
+	for _, workers := range []int{1, 8, 32} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			pool := benchPool(b, workers)
+			place := benchBus(b, pool)
+			ratio(b, workers,
+				func(ctx context.Context, _ int) error {
+					return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+						var id int64
+						return tx.QueryRow(ctx, benchInsert, order.Customer, order.SKU, order.Qty, order.Amount, order.Currency).Scan(&id)
+					})
+				},
+				func(ctx context.Context, _ int) error {
+					_, err := bus.Send(keyed(ctx, uuid.NewString()), place, order)
+					return err
+				})
+		})
+	}
+}
+
+// BenchmarkReplay is goal R1: a replay of a key that this process has met against a SELECT of five columns by primary key.
+func BenchmarkReplay(b *testing.B) {
+	for _, workers := range []int{1, 8, 32} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			pool := benchPool(b, workers)
+			place := benchBus(b, pool)
+			const keys = 2000
+			for i := range keys {
+				if _, err := bus.Send(keyed(context.Background(), fmt.Sprintf("replayed-%06d", i)), place, order); err != nil {
+					b.Fatal(err)
+				}
+			}
+			ratio(b, workers,
+				func(ctx context.Context, i int) error {
+					var c, s, cur string
+					var q int
+					var a int64
+					return pool.QueryRow(ctx, benchSelect, 1+i%keys).Scan(&c, &s, &q, &a, &cur)
+				},
+				func(ctx context.Context, i int) error {
+					_, err := bus.Send(keyed(ctx, fmt.Sprintf("replayed-%06d", i%keys)), place, order)
+					return err
+				})
+		})
+	}
+}
