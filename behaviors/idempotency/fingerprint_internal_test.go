@@ -18,7 +18,7 @@ import (
 // fpOrder is the command of the cases: it comes as JSON and is decoded as an edge would.
 type fpOrder struct {
 	Cart     string            `json:"cart"`
-	Count    int               `json:"count"`
+	Count    int64             `json:"count"`
 	Rate     float64           `json:"rate"`
 	Price    json.Number       `json:"price"`
 	Channel  *string           `json:"channel"`
@@ -139,7 +139,7 @@ func TestF10_InvalidTextThatADecoderLetsThroughIsRefused(t *testing.T) {
 		{PIN: "\xc0\x80"},
 	} {
 		if _, err := fingerprintOf(e, fingerprintInput{}, &v, fpSecret); err == nil {
-			t.Errorf("%+q was accepted", v)
+			t.Errorf("%+v was accepted", v)
 		}
 	}
 }

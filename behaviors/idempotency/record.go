@@ -189,7 +189,8 @@ type Attempt interface {
 	// Used reports whether the handler has asked for the transaction.
 	Used() bool
 	// Complete writes the record and commits, business rows included. It takes the key from a record that is absent,
-	// expired with AfterExpiry Reuse, or failed with the same hash, and from no other.
+	// expired with AfterExpiry Reuse and not in progress, or failed with the same hash, and from no other; never from a
+	// record of another scope.
 	//
 	// ErrLost: another attempt's record stands there; nothing of this one is committed. ErrBusy: another attempt is just
 	// committing. ErrSerialization: the whole attempt may be made again. ErrCommitUnknown: nobody knows.

@@ -113,7 +113,7 @@ func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R
 	if a.kind == Refusal {
 		refused, err := decodeRefusal(s.name, a.result)
 		if err != nil {
-			return none, &ResultError{Command: s.name, Stored: true, Err: err}
+			return none, s.unreadable(req, err)
 		}
 		return none, refused
 	}
@@ -122,9 +122,15 @@ func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R
 	}
 	res, err := decode[R](a.result)
 	if err != nil {
-		return none, &ResultError{Command: s.name, Stored: true, Err: err}
+		return none, s.unreadable(req, err)
 	}
 	return res, nil
+}
+
+// unreadable reports a replay that came to nothing: the record stays as it is, and the caller has no outcome.
+func (s *stage[C, R]) unreadable(req *requestctx.Request, err error) error {
+	req.Report(requestctx.Outcome{State: requestctx.StateRefused, OriginalRequestID: req.Outcome().OriginalRequestID})
+	return &ResultError{Command: s.name, Stored: true, Err: err}
 }
 
 // dispatch reads the request context. It gives nil without an error where the command may run without a key and has none.

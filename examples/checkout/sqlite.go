@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	_ "modernc.org/sqlite" // the driver
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/behaviors/idempotency/sqlitestore"
+)
+
+const sqliteSchema = `
+CREATE TABLE IF NOT EXISTS orders (
+	order_id TEXT PRIMARY KEY, cart_id TEXT NOT NULL, amount INTEGER NOT NULL, currency TEXT NOT NULL,
+	status TEXT NOT NULL, email TEXT NOT NULL, draft_order_id TEXT NOT NULL, created_at INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS authorizations (
+	auth_id TEXT PRIMARY KEY, order_id TEXT NOT NULL UNIQUE REFERENCES orders, amount INTEGER NOT NULL, currency TEXT NOT NULL,
+	created_at INTEGER NOT NULL) STRICT;`
+
+// sqlite keeps orders in an SQLite file.
+type sqlite struct{ db *sql.DB }
+
+// defaultSQLite is a file in a folder of this program's under the user's cache directory.
+func defaultSQLite() (string, error) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("there is no cache directory for the default database (%w); name a file with -sqlite PATH", err)
+	}
+	return filepath.Join(dir, "tekil-checkout", "checkout.db"), nil
+}
+
+// openSQLite opens or makes the file and its tables and gives the store of records in the same file.
+func openSQLite(ctx context.Context, path string) (orders, idempotency.Store, func(), error) {
+	fail := func(err error) (orders, idempotency.Store, func(), error) {
+		return nil, nil, nil, fmt.Errorf("-sqlite %s: %w", path, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fail(err)
+	}
+	dsn := url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: url.Values{
+		"_pragma": {"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"},
+	}.Encode()}
+	db, err := sql.Open("sqlite", dsn.String())
+	if err != nil {
+		return fail(err)
+	}
+	if err := sqlitestore.Migrate(ctx, db); err != nil {
+		db.Close()
+		return fail(err)
+	}
+	if _, err := db.ExecContext(ctx, sqliteSchema); err != nil {
+		db.Close()
+		return fail(err)
+	}
+	return sqlite{db}, sqlitestore.New(db), func() { db.Close() }, nil
+}
+
+func (s sqlite) insert(ctx context.Context, o Order, email string) error {
+	db := sqlitestore.DB(ctx, s.db)
+	if _, err := db.ExecContext(ctx, `INSERT INTO orders (order_id, cart_id, amount, currency, status, email, draft_order_id, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
+		o.OrderID, o.CartID, o.Amount, o.Currency, o.Status, email, o.DraftOrderID, o.CreatedAt.UnixMilli()); err != nil {
+		return err
+	}
+	_, err := db.ExecContext(ctx, `INSERT INTO authorizations (auth_id, order_id, amount, currency, created_at) VALUES (?, ?, ?, ?, ?)`,
+		o.AuthID, o.OrderID, o.Amount, o.Currency, o.CreatedAt.UnixMilli())
+	return err
+}
+
+const sqliteOrder = `SELECT o.order_id, o.cart_id, o.amount, o.currency, a.auth_id, o.status, o.draft_order_id, o.created_at
+	FROM orders o JOIN authorizations a USING (order_id) `
+
+func scanSQLiteOrder(row interface{ Scan(...any) error }) (o Order, err error) {
+	var created int64
+	err = row.Scan(&o.OrderID, &o.CartID, &o.Amount, &o.Currency, &o.AuthID, &o.Status, &o.DraftOrderID, &created)
+	o.CreatedAt = time.UnixMilli(created).UTC()
+	return o, err
+}
+
+func (s sqlite) find(ctx context.Context, id string) (Order, error) {
+	o, err := scanSQLiteOrder(sqlitestore.DB(ctx, s.db).QueryRowContext(ctx, sqliteOrder+`WHERE o.order_id = ?`, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return o, errNoOrder
+	}
+	return o, err
+}
+
+func (s sqlite) list(ctx context.Context, limit int, before string) ([]Order, error) {
+	rows, err := sqlitestore.DB(ctx, s.db).QueryContext(ctx, sqliteOrder+`WHERE ?1 = '' OR o.order_id < ?1 ORDER BY o.order_id DESC LIMIT ?2`, before, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var found []Order
+	for rows.Next() {
+		o, err := scanSQLiteOrder(rows)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, o)
+	}
+	return found, rows.Err()
+}
+
+func (s sqlite) ping(ctx context.Context) error { return s.db.PingContext(ctx) }
