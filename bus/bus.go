@@ -29,44 +29,59 @@ type Handler[C, R any] func(context.Context, C) (R, error)
 // Bus finds the handler of a command. It is immutable once [New] has made it and safe for concurrent use; the
 // nil and the zero Bus serve nothing and answer every dispatch with an [*UnhandledError].
 type Bus struct {
-	entries map[any]any // (*C)(nil) -> *Logged[C, R]
+	entries map[reflect.Type]any // *C -> *Logged[C, R]
 }
 
 // Entry is one command or query with its finished way to the handler, made by [Serve] or [Answer]. The zero Entry
 // is refused by [New].
 type Entry struct {
-	key, way any
-	name     string
-	goType   string
-	problem  error
+	key     reflect.Type
+	way     any
+	name    string
+	goType  string
+	problem error
 }
 
 // Serve makes the entry of the command C.
 func Serve[C Command[R], R any](way Logged[C, R]) Entry {
-	return entry[C](way, nameOf[C, R]())
+	return entry(way, func(c C) string { return string(c.CommandName()) })
 }
 
 // Answer makes the entry of the query Q.
 func Answer[Q Query[R], R any](way Logged[Q, R]) Entry {
-	var q Q
-	return entry[Q](way, string(q.QueryName()))
+	return entry(way, func(q Q) string { return string(q.QueryName()) })
 }
 
-func entry[C, R any](way Logged[C, R], name string) Entry {
-	e := Entry{key: (*C)(nil), way: &way, name: name, goType: reflect.TypeFor[C]().String()}
+func entry[C, R any](way Logged[C, R], name func(C) string) Entry {
+	t := reflect.TypeFor[C]()
+	value := t.Kind() != reflect.Pointer && t.Kind() != reflect.Interface
+	e := Entry{key: keyOf[C](), way: &way, goType: t.String()}
+	if value {
+		e.name = zeroName(name)
+	}
 	switch {
+	case !value:
+		e.problem = &WayError{Type: e.goType, Reason: "it must be a value: serve the struct type, not a pointer to it and not an interface"}
 	case way.send == nil:
-		e.problem = &WayError{Name: name, Type: e.goType, Reason: "its way is the zero Logged: build it with bus.Log"}
-	case name == "":
-		e.problem = &WayError{Name: name, Type: e.goType, Reason: "its name is empty: return a stable name such as \"orders.place\""}
+		e.problem = &WayError{Name: e.name, Type: e.goType, Reason: "its way is the zero Logged: build it with bus.Log"}
+	case e.name == "":
+		e.problem = &WayError{Type: e.goType, Reason: "its zero value gives no name: return a constant such as \"orders.place\""}
 	}
 	return e
+}
+
+// zeroName reads a name off the zero value, because the name does not depend on the value. It is "" where that panics, as it
+// does when the method comes from an embedded pointer or interface.
+func zeroName[C any](name func(C) string) (s string) {
+	defer func() { _ = recover() }()
+	var zero C
+	return name(zero)
 }
 
 // New makes a Bus of the entries. It reports every problem it finds, joined: entries that are zero or have no
 // name ([*WayError]) and commands that are served twice, by type or by name ([*DuplicateError]).
 func New(entries ...Entry) (*Bus, error) {
-	b := &Bus{entries: make(map[any]any, len(entries))}
+	b := &Bus{entries: make(map[reflect.Type]any, len(entries))}
 	types := make(map[string]string, len(entries))
 	var problems []error
 	for _, e := range entries {
@@ -99,9 +114,13 @@ func way[C, R any](b *Bus) (*Logged[C, R], bool) {
 	if b == nil {
 		return nil, false
 	}
-	w, ok := b.entries[(*C)(nil)].(*Logged[C, R])
+	w, ok := b.entries[keyOf[C]()].(*Logged[C, R])
 	return w, ok
 }
+
+// keyOf is a descriptor that the compiler has laid out for the type; nothing is looked at through it. An any with a nil *C in
+// it would name the type as well, but a map hashes its nil and not its type: all commands would share one hash.
+func keyOf[C any]() reflect.Type { return reflect.TypeFor[*C]() }
 
 // Send carries cmd through the pipeline to its handler and gives back what became of it. What of the outcome is
 // not in the result (was it a replay, and of which attempt?) stands in the request context.
@@ -131,7 +150,8 @@ func Ask[Q Query[R], R any](ctx context.Context, b *Bus, q Q) (R, error) {
 // [Send] succeeds, because the handler has not been asked. Guards see [Invocation].Check and may decide by it.
 func Check[C Command[R], R any](ctx context.Context, b *Bus, cmd C) error {
 	if w, ok := way[C, R](b); ok {
-		return w.check(ctx, cmd)
+		_, err := w.check(ctx, cmd)
+		return err
 	}
 	return unhandled[C]("command")
 }
@@ -154,14 +174,4 @@ func BindQuery[Q Query[R], R any](b *Bus) (Handler[Q, R], error) {
 		return nil, unhandled[Q]("query")
 	}
 	return w.send, nil
-}
-
-// nameOf gives the name of the command C. A command's name does not depend on its value: it is read from the zero
-// value. For a pointer type, whose zero value has no fields to read, it is "".
-func nameOf[C Command[R], R any]() string {
-	var c C
-	if reflect.TypeFor[C]().Kind() == reflect.Pointer {
-		return ""
-	}
-	return string(c.CommandName())
 }

@@ -41,6 +41,9 @@ func (e *DuplicateError) Error() string {
 	return fmt.Sprintf("bus: %s: the types %s and %s share this name; give each its own (embedding a command promotes its name)", e.Name, e.First, e.Second)
 }
 
+// Code is the outcome code of the error, for logs.
+func (*DuplicateError) Code() string { return "DUPLICATE_HANDLER" }
+
 // WayError is reported by [New] for an entry that cannot be served.
 type WayError struct {
 	// Name and Type are the command's, as far as they are known.
@@ -59,19 +62,24 @@ func (e *WayError) Error() string {
 	return "bus: " + e.Reason
 }
 
+// Code is the outcome code of the error, for logs.
+func (*WayError) Code() string { return "UNSERVABLE" }
+
 // CodeOf gives the outcome code of any error: "" for nil, the code of the first error in its tree that has a method
-// Code() string, "CANCELED" and "DEADLINE_EXCEEDED" for the two
-// context errors, and "INTERNAL" for everything else. All errors of this module have one. Codes are for logs, metric
-// labels and API answers, so they must come from a small fixed set and never hold data.
-func CodeOf(err error) string {
+// Code() string, "CANCELED" and "DEADLINE_EXCEEDED" for the two context errors, and "INTERNAL" for everything else, an error
+// whose methods panic included. All errors of this module have one. Codes are for logs, metric labels and API answers, so
+// they must come from a small fixed set and never hold data.
+func CodeOf(err error) (code string) {
 	if err == nil {
 		return ""
 	}
-	var coded interface {
-		error
-		Code() string
-	}
-	if errors.As(err, &coded) {
+	defer func() {
+		if code == "" {
+			_ = recover() // an error's own method, such as one with a value receiver on a nil pointer
+			code = "INTERNAL"
+		}
+	}()
+	if coded, ok := errors.AsType[codedError](err); ok {
 		if c := coded.Code(); c != "" {
 			return c
 		}
@@ -82,5 +90,10 @@ func CodeOf(err error) string {
 	case errors.Is(err, context.DeadlineExceeded):
 		return "DEADLINE_EXCEEDED"
 	}
-	return "INTERNAL"
+	return ""
+}
+
+type codedError interface {
+	error
+	Code() string
 }

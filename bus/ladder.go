@@ -1,6 +1,9 @@
 package bus
 
-import "context"
+import (
+	"context"
+	"slices"
+)
 
 // Invocation says what is being dispatched, without its payload. Guards, observers and wrappers get this and can't
 // get more, so that none of them can log a body or decide by it.
@@ -31,6 +34,9 @@ type Observer interface {
 	Ended(ctx context.Context, inv Invocation, err error, panicked bool)
 }
 
+// The rungs differ in their fields, and must: a conversion turns one struct type into another whose fields are the same, even
+// where another package cannot name them.
+
 // Claimed is the first rung: a handler behind the decision whether it runs. It is made by [Claim].
 type Claimed[C, R any] struct {
 	handle Handler[C, R]
@@ -48,7 +54,7 @@ type Validated[C, R any] struct {
 // Logged is the last rung and the only one that a [Bus] serves. It is made by [Log].
 type Logged[C, R any] struct {
 	send  Handler[C, R]
-	check func(context.Context, C) error
+	check Handler[C, None]
 }
 
 // Claim puts stage before the handler. stage gets the handler as next and decides whether it runs: at most once for a
@@ -71,57 +77,42 @@ func Log[C, R any](next Validated[C, R], inv Invocation, admit []Guard, obs Obse
 		return Logged[C, R]{}
 	}
 	send, check := next.send(gateOf(admit, inv)), next.check(gateOf(admit, checked(inv)))
-	if obs == nil {
-		return Logged[C, R]{send: send, check: check}
+	if obs != nil {
+		send, check = observed(send, inv, obs), observed(check, checked(inv), obs)
 	}
-	sending, checking := &watch{obs, inv}, &watch{obs, checked(inv)}
-	return Logged[C, R]{
-		send: func(ctx context.Context, cmd C) (res R, err error) {
-			ctx, at := sending.started(ctx), running
-			defer func() {
-				switch at {
-				case running:
-					sending.broken(ctx)
-				case returned:
-					_ = recover() // only a panic of Ended can have come here
-				}
-			}()
-			res, err = send(ctx, cmd)
-			at = returned
-			sending.obs.Ended(ctx, sending.inv, err, false)
-			at = told
-			return res, err
-		},
-		check: func(ctx context.Context, cmd C) (err error) {
-			ctx, at := checking.started(ctx), running
-			defer func() {
-				switch at {
-				case running:
-					checking.broken(ctx)
-				case returned:
-					_ = recover() // only a panic of Ended can have come here
-				}
-			}()
-			err = check(ctx, cmd)
-			at = returned
-			checking.obs.Ended(ctx, checking.inv, err, false)
-			at = told
-			return err
-		},
+	return Logged[C, R]{send: send, check: check}
+}
+
+// observed tells obs of every dispatch through next, and swallows the panics of obs alone. A dispatch that returns costs two
+// frames for that, the one of started and this; one that breaks pays for a third.
+func observed[C, R any](next Handler[C, R], inv Invocation, obs Observer) Handler[C, R] {
+	w := &watch{obs, inv}
+	return func(ctx context.Context, cmd C) (res R, err error) {
+		ctx, at := w.started(ctx), running
+		defer func() {
+			switch at {
+			case running:
+				w.broken(ctx)
+			case returned:
+				_ = recover() // only a panic of Ended can have come here
+			}
+		}()
+		res, err = next(ctx, cmd)
+		at = returned
+		w.obs.Ended(ctx, w.inv, err, false)
+		at = told
+		return res, err
 	}
 }
 
-// send is everything behind the observer in one function, because every call between costs a copy of the command.
+// send is everything behind the observer. It is one function where it can be, because each call costs a copy of the command.
 func (v Validated[C, R]) send(admit *gate) Handler[C, R] {
 	handle, stage, validate, permit := v.claimed.handle, v.claimed.stage, v.validate, gateOf(v.permit, v.inv)
-	switch {
-	case admit == nil && validate == nil && permit == nil && stage == nil:
-		return handle
-	case validate == nil:
+	if validate == nil {
+		if admit == nil && permit == nil && stage == nil {
+			return handle
+		}
 		validate = func(_ context.Context, cmd C) (C, error) { return cmd, nil }
-	}
-	if stage == nil {
-		stage = func(ctx context.Context, cmd C, next Handler[C, R]) (R, error) { return next(ctx, cmd) }
 	}
 	return func(ctx context.Context, cmd C) (R, error) {
 		if admit != nil {
@@ -141,29 +132,17 @@ func (v Validated[C, R]) send(admit *gate) Handler[C, R] {
 				return none, err
 			}
 		}
+		if stage == nil {
+			return handle(ctx, valid)
+		}
 		return stage(ctx, valid, handle)
 	}
 }
 
 // check is send without the claim and the handler.
-func (v Validated[C, R]) check(admit *gate) func(context.Context, C) error {
-	validate, permit := v.validate, gateOf(v.permit, checked(v.inv))
-	return func(ctx context.Context, cmd C) error {
-		if admit != nil {
-			if err := admit.ask(ctx); err != nil {
-				return err
-			}
-		}
-		if validate != nil {
-			if _, err := validate(ctx, cmd); err != nil {
-				return err
-			}
-		}
-		if permit != nil {
-			return permit.ask(ctx)
-		}
-		return nil
-	}
+func (v Validated[C, R]) check(admit *gate) Handler[C, None] {
+	stop := Claim(func(context.Context, C) (None, error) { return None{}, nil }, nil)
+	return Validate(stop, checked(v.inv), v.permit, v.validate).send(admit)
 }
 
 func checked(inv Invocation) Invocation {
@@ -181,7 +160,7 @@ func gateOf(guards []Guard, inv Invocation) *gate {
 	if len(guards) == 0 {
 		return nil
 	}
-	return &gate{guards, inv}
+	return &gate{slices.Clone(guards), inv}
 }
 
 func (g *gate) ask(ctx context.Context) error {

@@ -41,7 +41,7 @@ func newServer(kept orders, store idempotency.Store, logger *zap.Logger, dropAns
 	}
 	edge, err := httpedge.New(httpedge.Config{
 		Anonymous: true, // a demonstration has no login: all callers share one space of keys
-		Refusals:  map[string]int{errDeclined.code: http.StatusPaymentRequired},
+		Statuses:  map[string]int{errDeclined.code: http.StatusPaymentRequired, errNoOrder.code: http.StatusNotFound},
 	})
 	if err != nil {
 		return nil, err

@@ -1,0 +1,229 @@
+package logging
+
+import (
+	"errors"
+	"reflect"
+	"time"
+	"unicode/utf8"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/tekil-go/tekil/bus"
+	"github.com/tekil-go/tekil/requestctx"
+)
+
+const (
+	// maxOwnFields is room for all fields of a line but the application's. They cost the one allocation that every line of
+	// zap's with fields costs.
+	maxOwnFields = 20
+	// maxText is where a text is cut, in bytes.
+	maxText = 256
+)
+
+// line is what became of a dispatch.
+type line struct {
+	inv      bus.Invocation
+	err      error
+	panicked bool
+	outcome  string
+	requestctx.Outcome
+}
+
+func outcomeOf(err error, panicked bool) string {
+	switch {
+	case panicked:
+		return "PANIC"
+	case err == nil:
+		return "OK"
+	}
+	return bus.CodeOf(err)
+}
+
+// reports is whether the idempotency stage had a word in this. Where it had not, the request context may still hold what it
+// said of an earlier dispatch.
+func (l *line) reports() bool { return l.inv.Idempotent && !l.inv.Query && !l.inv.Check }
+
+type kind int
+
+const (
+	command kind = iota
+	query
+	check
+)
+
+func (k kind) String() string { return [...]string{"command", "query", "check"}[k] }
+
+func (l *line) kind() kind {
+	switch {
+	case l.inv.Check:
+		return check
+	case l.inv.Query:
+		return query
+	}
+	return command
+}
+
+type verb int
+
+const (
+	succeeded verb = iota
+	replayed
+	refused
+	failed
+	panicked
+)
+
+func message(k kind, v verb) string {
+	return [...][5]string{
+		{"command succeeded", "command replayed", "command refused", "command failed", "command panicked"},
+		{"query succeeded", "query replayed", "query refused", "query failed", "query panicked"},
+		{"check succeeded", "check replayed", "check refused", "check failed", "check panicked"},
+	}[k][v]
+}
+
+// judge says how the dispatch ended and who should read of it.
+func (l *line) judge() (zapcore.Level, verb) {
+	notable := zapcore.InfoLevel
+	if l.ReusedExpired || l.Detached || l.State == requestctx.StateUnprotected {
+		notable = zapcore.WarnLevel
+	}
+	switch {
+	case l.panicked:
+		return zapcore.ErrorLevel, panicked
+	case l.Replayed:
+		return zapcore.InfoLevel, replayed
+	case l.err == nil:
+		return notable, succeeded
+	case l.State == requestctx.StateUnknown || isFault(l.outcome):
+		return zapcore.ErrorLevel, failed
+	case l.State == requestctx.StateFreed || l.outcome == "CANCELED":
+		return zapcore.WarnLevel, failed
+	case l.State == requestctx.StateConflict || l.State == requestctx.StateExpired:
+		return zapcore.WarnLevel, refused
+	}
+	return notable, refused
+}
+
+// isFault is true for the codes of what no caller can mend. A code that is not known here is a refusal of the application's.
+func isFault(code string) bool {
+	switch code {
+	case "INTERNAL", "DEADLINE_EXCEEDED", "UNHANDLED", "AROUND_FAULT",
+		"VALIDATION_PANIC", "VALIDATION_TYPE",
+		"IDEMPOTENCY_SCOPE_MISSING", "IDEMPOTENCY_FINGERPRINT_FAILED", "IDEMPOTENCY_STORE_UNAVAILABLE",
+		"IDEMPOTENCY_RETRIES_EXHAUSTED", "IDEMPOTENCY_OUTCOME_UNKNOWN", "IDEMPOTENCY_HANDLER_FAULT",
+		"IDEMPOTENCY_RECORD_MISMATCH", "IDEMPOTENCY_RESULT_UNDECODABLE", "IDEMPOTENCY_RESULT_UNENCODABLE":
+		return true
+	}
+	return false
+}
+
+// appendTo writes what the dispatch itself says.
+func (l *line) appendTo(to []zap.Field) []zap.Field {
+	to = append(to, zap.String("command", short(l.inv.Name)), zap.String("kind", l.kind().String()), zap.String("outcome", short(l.outcome)))
+	if l.reports() {
+		to = text(to, "state", string(l.State))
+		to = append(to, zap.Bool("replayed", l.Replayed))
+		to = text(to, "original_request_id", l.OriginalRequestID)
+		to = flag(to, "reused_expired", l.ReusedExpired)
+		to = flag(to, "detached", l.Detached)
+	}
+	if l.err != nil {
+		to = text(to, "error_type", innermostType(l.err))
+	}
+	return to
+}
+
+// appendTo writes the duration and what the request context says.
+func (t *timed) appendTo(to []zap.Field, req *requestctx.Request) []zap.Field {
+	if !t.start.IsZero() {
+		to = append(to, zap.Duration("duration", time.Since(t.start)))
+	}
+	if err := req.KeyErr(); err != nil {
+		reason, length := keyError(err)
+		to = append(text(to, "key_error", reason), zap.Int("key_length", length))
+	}
+	scope := req.Scope()
+	to = text(to, "key", req.Key().String())
+	to = text(to, "client", scope.Client)
+	to = text(to, "tenant", scope.Tenant)
+	to = text(to, "source", req.Source())
+	to = text(to, "request_id", req.ID())
+	to = text(to, "external_ref", req.ExternalRef())
+	if t.attrs = req.Attributes(); len(t.attrs) > 0 {
+		to = append(to, zap.Object("attributes", &t.attrs))
+	}
+	return to
+}
+
+func text(to []zap.Field, key, value string) []zap.Field {
+	if value == "" {
+		return to
+	}
+	return append(to, zap.String(key, short(value)))
+}
+
+func flag(to []zap.Field, key string, value bool) []zap.Field {
+	if !value {
+		return to
+	}
+	return append(to, zap.Bool(key, true))
+}
+
+// short cuts s at a character's end.
+func short(s string) string {
+	if len(s) <= maxText {
+		return s
+	}
+	end := maxText
+	for end > 0 && !utf8.RuneStart(s[end]) {
+		end--
+	}
+	return s[:end] + "…"
+}
+
+// attributes is what the request's handler added.
+type attributes []requestctx.Attribute
+
+func (a *attributes) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+	for _, attr := range *a {
+		enc.AddString(short(attr.Name), short(attr.Value))
+	}
+	return nil
+}
+
+// keyError says of a refused key what may be said.
+func keyError(err error) (reason string, length int) {
+	reason = "refused"
+	guarded(func() {
+		if refused, ok := errors.AsType[*requestctx.KeyError](err); ok {
+			reason, length = refused.Reason, refused.Length
+		}
+	})
+	return reason, length
+}
+
+// maxDepth bounds the walk down an error that wraps itself.
+const maxDepth = 64
+
+// innermostType is the Go type at the bottom of err, by the first branch where it is a tree.
+func innermostType(err error) string {
+	guarded(func() {
+		for range maxDepth {
+			var next error
+			switch e := err.(type) {
+			case interface{ Unwrap() error }:
+				next = e.Unwrap()
+			case interface{ Unwrap() []error }:
+				if branches := e.Unwrap(); len(branches) > 0 {
+					next = branches[0]
+				}
+			}
+			if next == nil {
+				return
+			}
+			err = next
+		}
+	})
+	return reflect.TypeOf(err).String()
+}

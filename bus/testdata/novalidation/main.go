@@ -1,0 +1,27 @@
+// Command novalidation leaves the rung of validation out.
+package main
+
+import (
+	"context"
+
+	"github.com/tekil-go/tekil/bus"
+)
+
+type place struct{}
+
+type placed struct{}
+
+func (place) CommandName() bus.Name[placed] { return "checkout.place" }
+
+func handle(context.Context, place) (placed, error) { return placed{}, nil }
+
+func stage(ctx context.Context, c place, next bus.Handler[place, placed]) (placed, error) {
+	return next(ctx, c)
+}
+
+func validate(_ context.Context, c place) (place, error) { return c, nil }
+
+func main() {
+	inv := bus.Invocation{Name: "checkout.place"}
+	_ = bus.Log(bus.Claim(handle, stage), inv, nil, nil) // want `type bus.Claimed[place, placed] of bus.Claim(handle, stage) does not match inferred type bus.Validated[place, placed]`
+}

@@ -1,0 +1,63 @@
+package httpedge
+
+import (
+	"net/http"
+	"path"
+	"runtime"
+	"strconv"
+	"strings"
+)
+
+// writer knows whether an answer has been begun. [http.ResponseController] finds what else the server's writer can do.
+type writer struct {
+	http.ResponseWriter
+	wrote bool
+}
+
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *writer) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		w.wrote = true
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *writer) Write(b []byte) (int, error) {
+	w.wrote = true
+	return w.ResponseWriter.Write(b)
+}
+
+// Flush is for handlers that stream and ask for an [http.Flusher].
+func (w *writer) Flush() {
+	w.wrote = true
+	_ = http.NewResponseController(w.ResponseWriter).Flush() // a writer that cannot flush does so at the end
+}
+
+// send writes a body that is complete.
+func send(w http.ResponseWriter, status int, contentType string, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // the client has gone; it will ask again
+}
+
+// panickedAt finds the function below the panic, from within the deferred function that recovers it.
+func panickedAt() string {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for below := false; ; {
+		f, more := frames.Next()
+		inRuntime := strings.HasPrefix(f.Function, "runtime.")
+		switch {
+		case inRuntime:
+			below = below || f.Function == "runtime.gopanic"
+		case below && f.Function != "":
+			return path.Base(f.Function) + " (" + path.Base(f.File) + ":" + strconv.Itoa(f.Line) + ")"
+		}
+		if !more {
+			return ""
+		}
+	}
+}
