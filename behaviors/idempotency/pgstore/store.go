@@ -31,6 +31,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
@@ -80,6 +81,7 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
  + 4 * (after_expiry = 'tombstone')::int + 8 * CASE state WHEN 'completed' THEN 0 WHEN 'in_progress' THEN 1 ELSE 2 END + 32 * coalesce(outcome, 0),
  hash_version, request_hash, attempt, result, coalesce(result_type, ''), origin_request_id, coalesce(external_ref, '')
  FROM ` + table + ` WHERE id = $1`
+	// now() is stable and so not evaluated before the statement runs: the raising branch raises only when it is taken.
 	s.writeSQL = `WITH won AS (
  INSERT INTO ` + table + ` AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts,
   outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
@@ -92,7 +94,7 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
   AND (r.expires_at <= clock_timestamp() AND r.after_expiry = 'reuse' AND r.state <> 'in_progress' AND r.result_type IS DISTINCT FROM 'tombstone'
    OR r.state = 'failed' AND r.request_hash = excluded.request_hash)
  RETURNING 1)
-SELECT 1 / count(*), CASE WHEN $16::timestamptz IS NULL OR now() = $16 THEN 0 ELSE ('not the transaction that began at ' || $16::text)::integer END FROM won`
+SELECT 1 / count(*), CASE WHEN $16::timestamptz IS NULL OR now() = $16 THEN 0 ELSE ('another transaction, begun at ' || now()::text)::integer END FROM won`
 	s.lockTimeoutSQL = fmt.Sprintf(`SET LOCAL lock_timeout = %d`, max(cfg.LockTimeout.Milliseconds(), 1)) // 0 would mean for ever
 	return s
 }
@@ -123,8 +125,11 @@ func (s *Store) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Rec
 }
 
 func (s *Store) lookArgs(c *idempotency.Claim) []any {
-	return []any{[16]byte(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key}
+	return []any{uuid(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key}
 }
+
+// uuid is an id as every query mode of pgx knows to send it.
+func uuid(id [16]byte) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }
 
 // scanRecord reads a record, or gives nil for no row. The four columns of the scope are compared by the server; where they are
 // not those of the claim, the record's scope is left empty, which the engine takes for what it is: another scope.
@@ -275,8 +280,8 @@ func (a *attempt) write(ctx context.Context, b *pgx.Batch, done idempotency.Comp
 		result = []byte{}
 	}
 	b.Queue(a.store.lockTimeoutSQL)
-	b.Queue(a.store.writeSQL, [16]byte(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
-		afterExpiry, [16]byte(c.Attempt), int16(done.Outcome), result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.Retention, started)
+	b.Queue(a.store.writeSQL, uuid(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
+		afterExpiry, uuid(c.Attempt), int16(done.Outcome), result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.Retention, started)
 	b.Queue(`COMMIT`)
 	br := a.conn.SendBatch(ctx, b)
 	var tag pgconn.CommandTag

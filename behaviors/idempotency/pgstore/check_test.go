@@ -1,0 +1,173 @@
+package pgstore_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore"
+	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
+)
+
+func TestX15X16X17_AStoreThatCouldNotKeepItsPromisesIsRefused(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		spoil  string // SQL after the migration
+		params map[string]string
+		cfg    pgstore.Config
+		want   string // what the message says to do
+	}{
+		{name: "no table", spoil: `DROP TABLE idempotency_records`, want: "does not exist; run pgstore.Migrate"},
+		{name: "another schema", cfg: pgstore.Config{Schema: "no_such_schema"}, want: "does not exist; run pgstore.Migrate"},
+		{name: "an unlogged table", spoil: `ALTER TABLE idempotency_records SET UNLOGGED`, want: "SET LOGGED"},
+		{name: "no unique key", spoil: `ALTER TABLE idempotency_records DROP CONSTRAINT idempotency_records_pkey`, want: "no unique index on id alone"},
+		{name: "a key over more columns", spoil: `ALTER TABLE idempotency_records DROP CONSTRAINT idempotency_records_pkey, ADD PRIMARY KEY (id, expires_at)`, want: "no unique index on id alone"},
+		{name: "an older table", spoil: `ALTER TABLE idempotency_records DROP COLUMN external_ref`, want: "has no column external_ref"},
+		{name: "a column of another type", spoil: `ALTER TABLE idempotency_records ALTER COLUMN hash_version TYPE bigint`, want: "no column hash_version of type int2"},
+		{name: "a collation that merges keys", spoil: `ALTER TABLE idempotency_records ALTER COLUMN key TYPE text COLLATE "default"`, want: `and not "C"`},
+		{name: "a view", spoil: `ALTER TABLE idempotency_records RENAME TO hidden; CREATE VIEW idempotency_records AS SELECT * FROM hidden`, want: "not an ordinary table"},
+		{name: "a read-only session", params: map[string]string{"default_transaction_read_only": "on"}, want: "read-only"},
+		{name: "commits that do not wait for the disk", params: map[string]string{"synchronous_commit": "off"}, want: "synchronous_commit is off"},
+		{name: "a negative lock timeout", cfg: pgstore.Config{LockTimeout: -1}, want: "LockTimeout is negative"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.Open(t)
+			migrated(t, db.Pool())
+			if c.spoil != "" {
+				exec(t, db.Pool(), c.spoil)
+			}
+			cfg := db.PoolConfig()
+			for name, value := range c.params {
+				cfg.ConnConfig.RuntimeParams[name] = value
+			}
+			_, err := pgstore.NewWithConfig(pgtest.NewPool(t, cfg), c.cfg).Check(t.Context())
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Fatalf("the check says %v; want it to say %q", err, c.want)
+			}
+			t.Log(err)
+		})
+	}
+	if _, err := pgstore.New(nil).Check(t.Context()); err == nil || !strings.Contains(err.Error(), "the pool is nil") {
+		t.Errorf("without a pool the check says %v", err)
+	}
+}
+
+func TestX16_ARoleWithoutRightsIsRefused(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Open(t)
+	pool := db.Pool()
+	migrated(t, pool)
+	cfg := db.PoolConfig()
+	cfg.MaxConns = 1
+	limited := pgtest.NewPool(t, cfg)
+	role := "limited_" + db.Schema()
+	exec(t, pool, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		limited.Close()
+		exec(t, pool, `DROP OWNED BY `+role)
+		exec(t, pool, `DROP ROLE `+role)
+	})
+	exec(t, pool, `GRANT USAGE ON SCHEMA `+db.Schema()+` TO `+role)
+	exec(t, pool, `GRANT SELECT ON idempotency_records TO `+role)
+	exec(t, limited, `SET ROLE `+role)
+	if _, err := pgstore.New(limited).Check(t.Context()); err == nil || !strings.Contains(err.Error(), "may not SELECT, INSERT and UPDATE") {
+		t.Errorf("the check says %v", err)
+	}
+}
+
+func TestASoundServerIsAcceptedAndOnlyAskedForConfigure(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Open(t)
+	migrated(t, db.Pool())
+	cfg := db.PoolConfig()
+	cfg.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "0"
+	cfg.ConnConfig.RuntimeParams["client_connection_check_interval"] = "0"
+	warnings, err := pgstore.New(pgtest.NewPool(t, cfg)).Check(t.Context())
+	if err != nil || len(warnings) != 2 || !strings.Contains(warnings[0], "pgstore.Configure") {
+		t.Errorf("without Configure: %q, %v; want two warnings", warnings, err)
+	}
+	cfg = db.PoolConfig()
+	pgstore.Configure(cfg)
+	warnings, err = pgstore.New(pgtest.NewPool(t, cfg)).Check(t.Context())
+	if err != nil || len(warnings) != 0 {
+		t.Errorf("with Configure: %q, %v; want none", warnings, err)
+	}
+	if n := count(t, db.Pool(), "idempotency_records"); n != 0 {
+		t.Errorf("the check has left %d records", n)
+	}
+}
+
+func TestMigrateIsSafeWhenReplicasStartAtOnceAndWhenRunAgain(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Open(t)
+	schema := db.Schema() + "_own" // a schema that has to be made
+	pool := db.Pool()
+	t.Cleanup(func() { exec(t, pool, `DROP SCHEMA `+schema+` CASCADE`) })
+	cfg := pgstore.Config{Schema: schema}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := pgstore.MigrateWithConfig(context.Background(), pool, cfg); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if err := pgstore.MigrateWithConfig(t.Context(), pool, cfg); err != nil {
+		t.Error(err)
+	}
+	if _, err := pgstore.NewWithConfig(pool, cfg).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got, want := count(t, pool, schema+".idempotency_migrations"), len(pgstore.Migrations()); got != want {
+		t.Errorf("%d steps are noted, want %d", got, want)
+	}
+}
+
+func TestTheStoreWorksInAnySchemaAndInEveryQueryModeOfPgx(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.Open(t)
+			cfg, err := pgxpool.ParseConfig(db.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			parsed, err := pgxpool.ParseConfig("postgres:///?default_query_exec_mode=" + mode)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.ConnConfig.DefaultQueryExecMode = parsed.ConnConfig.DefaultQueryExecMode
+			cfg.ConnConfig.StatementCacheCapacity = parsed.ConnConfig.StatementCacheCapacity
+			cfg.ConnConfig.DescriptionCacheCapacity = parsed.ConnConfig.DescriptionCacheCapacity
+			pool := pgtest.NewPool(t, cfg)
+			migrated(t, pool)
+			if _, err := pgstore.New(pool).Check(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if got, err := once(t, pool, writing(pool)); err != nil || got != "wrote x" {
+					t.Fatalf("%q, %v", got, err)
+				}
+			}
+			if n := count(t, pool, "notes"); n != 1 {
+				t.Errorf("%d rows, want 1", n)
+			}
+		})
+	}
+}
+
+func TestMigrationsArePrintable(t *testing.T) {
+	t.Parallel()
+	for i, m := range pgstore.Migrations() {
+		if m.Version != i+1 || m.Name == "" || !strings.Contains(m.SQL, "idempotency") {
+			t.Errorf("step %d is %d %q", i, m.Version, m.Name)
+		}
+	}
+}
