@@ -3,10 +3,15 @@ package httpedge_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/behaviors/validation"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
@@ -238,4 +243,105 @@ func TestAnErrorWithACodeOfTheApplicationsHasItsStatusWhereverItArises(t *testin
 	same(t, "detail", p.Detail, "")
 	same(t, "Retry-After", res.header.Get("Retry-After"), "2")
 	g.do("POST", "/v1/orders", `{"cart_id":"","amount":1}`, k1).fails(422, "VALIDATION_FAILED", httpedge.SameKey)
+}
+
+// broken is a body whose reading fails.
+type broken struct{ err error }
+
+func (b broken) Read([]byte) (int, error) { return 0, b.err }
+
+func TestABodyThatDoesNotArriveWholeIsNotTheClientsLastWord(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, setup{}).orders()
+	for _, tt := range []struct {
+		err    error
+		status int
+		code   string
+	}{
+		{os.ErrDeadlineExceeded, 408, "REQUEST_TIMEOUT"},
+		{io.ErrUnexpectedEOF, 400, "MALFORMED_REQUEST"},
+	} {
+		r := httptest.NewRequest("POST", "/v1/orders", broken{tt.err})
+		r.Header = request("POST", "/", "", k1).Header
+		w := httptest.NewRecorder()
+		g.mux.ServeHTTP(w, r)
+		(&reply{t, w.Code, w.Header(), w.Body.String()}).fails(tt.status, tt.code, httpedge.SameKey)
+	}
+	g.want(0, 0, 0)
+}
+
+func TestTheBodyLimitHoldsForChunkedBodiesAndCountsEveryByte(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, setup{config: httpedge.Config{BodyLimit: int64(len(usual))}}).orders()
+	s := server(t, g.mux)
+	p := raw(t, s, "POST", "/v1/orders", k1+"\r\n", usual+" ").fails(413, "BODY_TOO_LARGE", httpedge.SameKey)
+	same(t, "detail", p.Detail, "The body is longer than 31 bytes.")
+	g.want(0, 0, 0)
+	raw(t, s, "POST", "/v1/orders", k1+"\r\n", usual).ok(201, "false")
+
+	g = newRig(t, setup{}).orders()
+	g.do("POST", "/v1/orders", usual+strings.Repeat(" ", httpedge.DefaultBodyLimit), k1).fails(413, "BODY_TOO_LARGE", httpedge.SameKey)
+	g.do("POST", "/v1/orders", usual+strings.Repeat(" ", httpedge.DefaultBodyLimit-len(usual)), k1).ok(201, "false")
+}
+
+func TestWhereNobodyKnowsWhatWasDoneTheAnswerDoesNotInviteARetry(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, setup{})
+	for state, want := range map[requestctx.State]httpedge.Retry{
+		requestctx.StateNone: httpedge.Never, requestctx.StateUnknown: httpedge.Never, requestctx.StateUnprotected: httpedge.Never,
+		requestctx.StateNested: httpedge.Never, requestctx.StateFreed: httpedge.SameKey, requestctx.StateExecuted: httpedge.SameKey,
+		requestctx.StateReplayed: httpedge.SameKey, requestctx.StateRefused: httpedge.SameKey,
+	} {
+		for _, err := range []error{&idempotency.HandlerError{Command: "x"}, errors.New("odd"), context.DeadlineExceeded} {
+			h := g.edge.Middleware("POST /x")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				requestctx.From(r.Context()).Report(requestctx.Outcome{State: state})
+				g.edge.WriteProblem(w, r, err)
+			}))
+			res := do(t, h, "POST", "/x", "", k1)
+			same(t, string(state), res.problem().Retry, want)
+			if want == httpedge.Never && (res.status != 500 || res.header.Get("Retry-After") != "") {
+				t.Errorf("%s: status %d, Retry-After %q", state, res.status, res.header.Get("Retry-After"))
+			}
+		}
+	}
+}
+
+func TestARefusalWhoseDataIsDamagedIsStillAProblem(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, setup{})
+	h := g.edge.Middleware("POST /x")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Location", "/never")
+		w.Header().Set("ETag", `"1"`)
+		g.edge.WriteProblem(w, r, &idempotency.RefusedError{RefusalCode: "DECLINED", Message: "No.", Data: []byte("{")})
+	}))
+	res := do(t, h, "POST", "/x", "")
+	same(t, "data", string(res.fails(422, "DECLINED", httpedge.Never).Data), "")
+	res.without("Location", "ETag")
+}
+
+func TestRetryAfterIsRoundedUpToWholeSeconds(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, setup{})
+	for d, want := range map[time.Duration]string{time.Millisecond: "1", 2 * time.Second: "2", 2500 * time.Millisecond: "3", time.Minute: "60"} {
+		h := g.edge.Middleware("POST /x")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			g.edge.WriteProblem(w, r, &idempotency.InProgressError{RetryAfter: d})
+		}))
+		same(t, d.String(), do(t, h, "POST", "/x", "").header.Get("Retry-After"), want)
+	}
+}
+
+func TestTheServersWriterStaysWithinReach(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, setup{})
+	h := g.edge.Middleware("GET /x")(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Errorf("the deadline cannot be set: %v", err)
+		}
+		w.WriteHeader(http.StatusEarlyHints)
+		panic("nothing has been written yet")
+	}))
+	raw(t, server(t, h), "GET", "/x", "", "")
+	if !strings.Contains(g.log.String(), "httpedge: panic") {
+		t.Errorf("log: %s", g.log)
+	}
 }

@@ -1,10 +1,17 @@
 package httpedge_test
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency/memstore"
+	"github.com/tekil-go/tekil/registry"
+	"github.com/tekil-go/tekil/requestctx"
 	"github.com/tekil-go/tekil/requestctx/httpedge"
 )
 
@@ -211,24 +218,48 @@ func TestH22_TheCheckRouteReadsNoKey(t *testing.T) {
 	same(t, "reads of the store", g.store.reads.Load(), 0)
 }
 
-func TestH24_KeyStateReferenceAndDraftStandInOneRequestContext(t *testing.T) {
+func TestH24_KeyStateReferenceAndDraftStandOnOneLineWithoutTheBody(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, setup{place: placeWithReference}).orders()
-	first := g.post(k1).ok(201, "false")
-	second := g.post(k1).ok(201, "true")
-	ends := g.seen.all()
-	same(t, "dispatches", len(ends), 2)
-	for i, res := range []*reply{first, second} {
-		req := ends[i].request
-		same(t, "key", req.Key().String(), key)
-		same(t, "request id", req.ID(), res.id())
-		same(t, "external reference", req.ExternalRef(), "auth-77")
-		same(t, "original", req.Outcome().OriginalRequestID, first.id())
-		if strings.Contains(res.body, "4111") {
-			t.Errorf("the answer holds the card: %s", res.body)
+	var log lines
+	mem := memstore.New()
+	reg := registry.New(registry.Config{
+		Logger: zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(&log), zap.DebugLevel)),
+		Store:  mem,
+	})
+	registry.Handle(reg, func(ctx context.Context, c place) (placed, error) {
+		req := requestctx.From(ctx)
+		req.SetExternalRef("auth-77")
+		req.Add("draft_order_id", "d-9")
+		return placed{OrderID: "o-1"}, mem.Insert(ctx, c.CartID)
+	})
+	b, err := reg.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newRig(t, setup{})
+	g.bus = b
+	g.orders()
+	const body = `{"cart_id":"c-1","amount":4990,"card":"4111111111111111"}`
+	first := g.do("POST", "/v1/orders", body, k1).ok(201, "false")
+	second := g.do("POST", "/v1/orders", body, k1).ok(201, "true")
+	third := g.do("POST", "/v1/orders", `{"cart_id":"","amount":4990,"card":"4111111111111111"}`, k1)
+	third.fails(400, "VALIDATION_FAILED", httpedge.SameKey)
+	all := strings.Split(strings.TrimSpace(log.String()), "\n")
+	same(t, "lines", len(all), 3)
+	for i, want := range [][]string{
+		{key, "executed", "auth-77", "d-9", first.id()},
+		{key, "replayed", "auth-77", first.id(), second.id()},
+		{key, "VALIDATION_FAILED", third.id()},
+	} {
+		for _, w := range want {
+			if !strings.Contains(all[i], `"`+w+`"`) {
+				t.Errorf("%q is missing in the line %s", w, all[i])
+			}
 		}
 	}
-	same(t, "draft", ends[0].request.Attributes()[0].Value, "d-9")
+	if strings.Contains(log.String()+first.body+second.body+third.body, "4111") {
+		t.Errorf("the card is in the log or an answer: %s", &log)
+	}
 }
 
 func TestBR24_TwoLinesAreRefusedOverHTTP2AsWell(t *testing.T) {

@@ -23,13 +23,6 @@ import (
 	"github.com/tekil-go/tekil/requestctx/httpedge"
 )
 
-func placeWithReference(ctx context.Context, c place) (placed, error) {
-	req := requestctx.From(ctx)
-	req.SetExternalRef("auth-77")
-	req.Add("draft_order_id", "d-9")
-	return placed{OrderID: "o-1", CartID: c.CartID, Amount: c.Amount}, nil
-}
-
 func httpTwo(t testing.TB, h http.Handler) *httptest.Server {
 	t.Helper()
 	s := httptest.NewUnstartedServer(h)

@@ -1,0 +1,255 @@
+package httpedge_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/behaviors/idempotency/memstore"
+	"github.com/tekil-go/tekil/bus"
+	"github.com/tekil-go/tekil/registry"
+	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/httpedge"
+)
+
+// Book and Room are an application's.
+type Book struct {
+	Room   string `json:"room"   validate:"required"`
+	Nights int    `json:"nights" validate:"gt=0"`
+}
+
+type Booked struct {
+	Booking string `json:"booking"`
+	Room    string `json:"room"`
+}
+
+func (Book) CommandName() bus.Name[Booked] { return "rooms.book" }
+func (Book) Idempotent()                   {}
+
+type Room struct{ Name string }
+
+func (Room) QueryName() bus.Name[Booked] { return "rooms.find" }
+
+// hotel builds a bus that books rooms. Room 13 is never to be had.
+func hotel() (*bus.Bus, error) {
+	store := memstore.New()
+	reg := registry.New(registry.Config{Logger: zap.NewNop(), Store: store})
+	registry.Handle(reg, func(ctx context.Context, c Book) (Booked, error) {
+		if c.Room == "13" {
+			return Booked{}, idempotency.Final(coded{"ROOM_TAKEN", "The room is taken."})
+		}
+		return Booked{Booking: "b-1", Room: c.Room}, store.Insert(ctx, c.Room)
+	})
+	registry.HandleQuery(reg, func(_ context.Context, q Room) (Booked, error) {
+		return Booked{Booking: "b-1", Room: q.Name}, nil
+	})
+	return reg.Build()
+}
+
+func show(h http.Handler, method, path, body string, header ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func Example() {
+	b, err := hotel()
+	if err != nil {
+		panic(err)
+	}
+	e, err := httpedge.New(httpedge.Config{
+		Principal: func(r *http.Request) (string, error) { // what the application's authentication found out
+			user, _, _ := r.BasicAuth()
+			return user, nil
+		},
+		Anonymous: true,
+		Statuses:  map[string]int{"ROOM_TAKEN": http.StatusConflict},
+	})
+	if err != nil {
+		panic(err)
+	}
+	book, err := httpedge.Command(e, b, "POST /bookings", httpedge.Options[Book, Booked]{
+		Status:   http.StatusCreated,
+		Location: func(r Booked) string { return "/bookings/" + r.Booking },
+	})
+	if err != nil {
+		panic(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /bookings", book)
+
+	try := func(body string) {
+		w := show(mux, "POST", "/bookings", body, "Idempotency-Key", "booking-0001")
+		var answer struct{ Booking, Code, Retry string }
+		if err := jsonInto(w, &answer); err != nil {
+			panic(err)
+		}
+		fmt.Printf("%d %v replayed: %q\n", w.Code, answer, w.Header().Get("Idempotency-Replayed"))
+	}
+	try(`{"room":"12","nights":0}`) // refused: the key is not spent
+	try(`{"room":"12","nights":2}`) // so the corrected form runs
+	try(`{"room":"12","nights":2}`) // its answer was lost: the same one again
+	try(`{"room":"12","nights":9}`) // other work under the same key
+	// Output:
+	// 400 { VALIDATION_FAILED same-key} replayed: ""
+	// 201 {b-1  } replayed: "false"
+	// 201 {b-1  } replayed: "true"
+	// 409 { IDEMPOTENCY_KEY_CONFLICT none} replayed: "false"
+}
+
+func ExampleNew() {
+	_, err := httpedge.New(httpedge.Config{Statuses: map[string]int{"ROOM_TAKEN": 200}})
+	fmt.Println(err)
+	// Output:
+	// httpedge: Config.Principal is nil, so no caller would have a name and no key a scope; set it, or set Anonymous if all callers are meant to be anonymous
+	// httpedge: Config.Statuses: ROOM_TAKEN has the status 200; an error's status is between 400 and 599
+}
+
+func ExampleCommand() {
+	b, err := hotel()
+	if err != nil {
+		panic(err)
+	}
+	e, err := httpedge.New(httpedge.Config{Anonymous: true})
+	if err != nil {
+		panic(err)
+	}
+	book, err := httpedge.Command(e, b, "POST /rooms/{room}/bookings", httpedge.Options[Book, Booked]{
+		Fill: func(r *http.Request, c *Book) error { c.Room = r.PathValue("room"); return nil },
+		Body: func(req *requestctx.Request, r Booked) any {
+			return map[string]any{"booked": r.Room, "first try": !req.Outcome().Replayed}
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+	for range 2 {
+		w := show(book, "POST", "/rooms/12/bookings", `{"nights":2}`, "Idempotency-Key", "booking-0001")
+		fmt.Print(w.Code, " ", w.Body)
+	}
+	// Output:
+	// 200 {"booked":"12","first try":true}
+	// 200 {"booked":"12","first try":false}
+}
+
+func ExampleCheck() {
+	b, err := hotel()
+	if err != nil {
+		panic(err)
+	}
+	e, err := httpedge.New(httpedge.Config{Anonymous: true})
+	if err != nil {
+		panic(err)
+	}
+	check, err := httpedge.Check(e, b, "POST /bookings/test", httpedge.Options[Book, Booked]{})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(show(check, "POST", "/bookings/test", `{"room":"12","nights":2}`).Code)
+	fmt.Println(show(check, "POST", "/bookings/test", `{"room":"12","nights":0}`).Code)
+	// Output:
+	// 200
+	// 400
+}
+
+func ExampleQuery() {
+	b, err := hotel()
+	if err != nil {
+		panic(err)
+	}
+	e, err := httpedge.New(httpedge.Config{Anonymous: true})
+	if err != nil {
+		panic(err)
+	}
+	find, err := httpedge.Query(e, b, "GET /rooms/{name}", httpedge.QueryOptions[Room, Booked]{
+		Parse: func(r *http.Request) (Room, error) { return Room{Name: r.PathValue("name")}, nil },
+	})
+	if err != nil {
+		panic(err)
+	}
+	w := show(find, "GET", "/rooms/12", "")
+	fmt.Print(w.Code, " ", w.Body)
+	// Output: 200 {"booking":"b-1","room":"12"}
+}
+
+func ExampleEdge_Middleware() {
+	b, err := hotel()
+	if err != nil {
+		panic(err)
+	}
+	e, err := httpedge.New(httpedge.Config{Anonymous: true})
+	if err != nil {
+		panic(err)
+	}
+	form := e.Middleware("POST /book")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		booked, err := bus.Send(r.Context(), b, Book{Room: r.FormValue("room"), Nights: 1})
+		if err != nil {
+			e.WriteProblem(w, r, err)
+			return
+		}
+		e.SetHeaders(w, r)
+		_, _ = fmt.Fprintln(w, "booked:", booked.Room)
+	}))
+	for range 2 {
+		w := show(form, "POST", "/book?room=12", "", "Idempotency-Key", "booking-0001")
+		fmt.Print(w.Header().Get("Idempotency-Replayed"), " ", w.Body)
+	}
+	// Output:
+	// false booked: 12
+	// true booked: 12
+}
+
+func ExampleEdge_WriteProblem() {
+	e, err := httpedge.New(httpedge.Config{Anonymous: true, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		panic(err)
+	}
+	h := e.Middleware("GET /")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e.WriteProblem(w, r, errors.New("dial tcp 10.0.0.7:5432: connection refused"))
+	}))
+	var p httpedge.Problem
+	if err := jsonInto(show(h, "GET", "/", ""), &p); err != nil {
+		panic(err)
+	}
+	fmt.Println(p.Status, p.Title, p.Code, p.Retry)
+	fmt.Println(p.Detail)
+	// Output:
+	// 500 Internal Server Error INTERNAL none
+	// The request could not be processed because of a fault in the service.
+}
+
+func ExampleEdge_SetHeaders() {
+	e, err := httpedge.New(httpedge.Config{Anonymous: true})
+	if err != nil {
+		panic(err)
+	}
+	h := e.Middleware("POST /")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requestctx.From(r.Context()).Report(requestctx.Outcome{State: requestctx.StateReplayed, Replayed: true, OriginalRequestID: "first"}) // as a dispatch does
+		e.SetHeaders(w, r)
+	}))
+	header := show(h, "POST", "/", "", "Idempotency-Key", "booking-0001").Header()
+	fmt.Println(header.Get("Idempotency-Key"), header.Get("Idempotency-Replayed"), header.Get("Idempotency-Original-Request-ID"))
+	// Output: booking-0001 true first
+}
+
+func ExampleStatus() {
+	fmt.Println(httpedge.Status(&idempotency.ConflictError{Command: "rooms.book"}, true))
+	fmt.Println(httpedge.Status(errors.New("the database is away, all was rolled back"), true))
+	fmt.Println(httpedge.Status(errors.New("the mail may have been sent"), false))
+	// Output:
+	// 409 none
+	// 500 same-key
+	// 500 none
+}
