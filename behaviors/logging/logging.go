@@ -68,7 +68,10 @@ type timed struct {
 }
 
 // Started notes the time, unless the logger takes no lines at all.
-func (o *Observer) Started(ctx context.Context, _ bus.Invocation) context.Context {
+func (o *Observer) Started(ctx context.Context, inv bus.Invocation) context.Context {
+	if inv.Idempotent {
+		requestctx.From(ctx).Report(requestctx.Outcome{}) // what an earlier dispatch on this context came to is not this one's
+	}
 	if o == nil || !o.logger.Core().Enabled(zapcore.ErrorLevel) {
 		return ctx
 	}
