@@ -228,7 +228,8 @@ func (ep endpoint) refuse(w *writer, r *http.Request, req *requestctx.Request, e
 	if a.status >= 500 {
 		level, message = slog.LevelError, "httpedge: the request could not be answered"
 	}
-	ep.log(r, req, level, message, slog.Int("status", a.status), slog.String("code", bus.CodeOf(err)), slog.String("error_type", fmt.Sprintf("%T", err)))
+	ep.log(r, req, level, message,
+		slog.Int("status", a.status), slog.String("code", bus.CodeOf(err)), slog.String("error_type", fmt.Sprintf("%T", err)))
 	ep.write(w, req, a)
 }
 

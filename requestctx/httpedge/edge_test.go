@@ -92,7 +92,9 @@ func TestAQueryAnswersAndItsErrorsAreProblems(t *testing.T) {
 	same(t, "Cache-Control", res.header.Get("Cache-Control"), "no-store")
 
 	p = g.do("GET", "/v1/orders/0123456789", "").fails(400, "VALIDATION_FAILED", httpedge.SameKey)
-	same(t, "errors", p.Errors, []validation.FieldError{{Path: "id", Rule: "max", Message: "must be shorter"}, {Rule: "limit", Message: "has too much of it"}})
+	same(t, "errors", p.Errors, []validation.FieldError{
+		{Path: "id", Rule: "max", Message: "must be shorter"}, {Rule: "limit", Message: "has too much of it"},
+	})
 }
 
 func TestFillsErrorsAreProblemsBeforeThePipeline(t *testing.T) {
@@ -344,4 +346,33 @@ func TestTheServersWriterStaysWithinReach(t *testing.T) {
 	if !strings.Contains(g.log.String(), "httpedge: panic") {
 		t.Errorf("log: %s", g.log)
 	}
+}
+
+func TestH20_WhatAnInnerCommandReportsIsNotTheUnmarkedRoutesAnswer(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, setup{})
+	fail := true
+	b, err := bus.New(command(g, nil, func(ctx context.Context, c touch) (placed, error) {
+		// Marked, under the key of the request; this one's own work is not protected by it.
+		res, err := bus.Send(ctx, g.bus, place{CartID: c.CartID, Amount: 1})
+		if err == nil && fail {
+			err = errors.New("after the inner command")
+		}
+		return res, err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := httpedge.Command(g.edge, b, "POST /v1/touch", httpedge.Options[touch, placed]{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := func(headers ...string) *reply { return do(t, h, "POST", "/v1/touch", `{"cart_id":"c-1"}`, headers...) }
+	res := post(k1)
+	res.fails(500, "INTERNAL", httpedge.Never)
+	res.without("Retry-After", "Idempotency-Key", "Idempotency-Replayed", "Idempotency-Original-Request-ID")
+	fail = false
+	post(k1).ok(200, "")
+	post().fails(400, missing, httpedge.NewKey) // the inner command asks for the key all the same
+	same(t, "rows", g.rows(), 1)
 }

@@ -236,7 +236,8 @@ func ExampleEdge_SetHeaders() {
 		panic(err)
 	}
 	h := e.Middleware("POST /")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		requestctx.From(r.Context()).Report(requestctx.Outcome{State: requestctx.StateReplayed, Replayed: true, OriginalRequestID: "first"}) // as a dispatch does
+		replay := requestctx.Outcome{State: requestctx.StateReplayed, Replayed: true, OriginalRequestID: "first"}
+		requestctx.From(r.Context()).Report(replay) // as a dispatch does
 		e.SetHeaders(w, r)
 	}))
 	header := show(h, "POST", "/", "", "Idempotency-Key", "booking-0001").Header()

@@ -11,7 +11,10 @@ import (
 )
 
 func FuzzKeyHeader(f *testing.F) {
-	for _, s := range []string{"", "order-12345", `"order-12345"`, `"order-12345";v=1`, "order-12345\norder-12345", " order-12345", `""`, `"`, "a\x00b", "order-12345, order-67890", strings.Repeat("k", 129)} {
+	for _, s := range []string{
+		"", "order-12345", `"order-12345"`, `"order-12345";v=1`, "order-12345\norder-12345", " order-12345", `""`, `"`, "a\x00b",
+		"order-12345, order-67890", strings.Repeat("k", 129),
+	} {
 		f.Add(s)
 	}
 	g := newRig(f, setup{})

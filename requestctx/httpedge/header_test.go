@@ -286,3 +286,23 @@ func TestBR24_TwoLinesAreRefusedOverHTTP2AsWell(t *testing.T) {
 	(&reply{t, res.StatusCode, res.Header, body}).ok(201, "false")
 	same(t, "the stored key", g.mem.Records()[0].Scope.Key, key)
 }
+
+func TestH21_H22_TheRequestContextOfAReadingRouteHoldsNoKey(t *testing.T) {
+	t.Parallel()
+	g := headerRig(t)
+	var req *requestctx.Request
+	h := g.edge.Middleware("/x")(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { req = requestctx.From(r.Context()) }))
+	for method, want := range map[string]bool{"GET": false, "HEAD": false, "POST": true, "PUT": true, "PATCH": true, "DELETE": true} {
+		do(t, h, method, "/x", "", k1)
+		same(t, method+": it has the key", !req.Key().IsZero(), want)
+		do(t, h, method, "/x", "", "Idempotency-Key: ;;")
+		same(t, method+": it has the error", req.KeyErr() != nil, want)
+	}
+	g.do("POST", "/v1/orders/test", usual, k1).ok(200, "")
+	g.do("POST", "/v1/orders/test", usual, "Idempotency-Key: ;;").ok(200, "")
+	for _, end := range g.seen.all() {
+		if !end.request.Key().IsZero() || end.request.KeyErr() != nil {
+			t.Errorf("the check route has read a key: %q, %v", end.request.Key(), end.request.KeyErr())
+		}
+	}
+}

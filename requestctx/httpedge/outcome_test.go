@@ -79,8 +79,10 @@ func TestV01_ABodyThatCannotBeDecodedIsRefusedAndLoggedAtTheEdge(t *testing.T) {
 			if all := res.body + g.log.String(); strings.Contains(all, "4111") || strings.Contains(all, "67890") {
 				t.Errorf("what was sent is in the answer or the log: %s", all)
 			}
-			if log := g.log.String(); !strings.Contains(log, `"key":"order-12345"`) || !strings.Contains(log, `"code":"MALFORMED_REQUEST"`) || !strings.Contains(log, res.id()) {
-				t.Errorf("log: %s", log)
+			for _, want := range []string{`"key":"order-12345"`, `"code":"MALFORMED_REQUEST"`, res.id()} {
+				if log := g.log.String(); !strings.Contains(log, want) {
+					t.Errorf("%s is missing in the log: %s", want, log)
+				}
 			}
 			g.want(0, 0, 0)
 			same(t, "reads of the store", g.store.reads.Load(), 0)
@@ -129,15 +131,20 @@ func TestV09_RefusalsBeforeThePipelineLeaveTheKeyUnspent(t *testing.T) {
 	g.do("POST", "/v1/orders", usual, as("locked.1", "north")...).fails(403, "FORBIDDEN", httpedge.SameKey)
 	g.do("POST", "/v1/orders", usual, append(ok, "X-Flood: 1")...).fails(429, "TOO_MANY", httpedge.SameKey)
 	g.do("POST", "/v1/orders", long, ok...).fails(413, "BODY_TOO_LARGE", httpedge.SameKey)
-	for _, contentType := range []string{"", "text/plain", "application/xml", "application/json; charset=iso-8859-9", "application/x-www-form-urlencoded", "text/json", "application/jsonx", ";;", "+json"} {
+	for _, contentType := range []string{
+		"", "text/plain", "application/xml", "application/json; charset=iso-8859-9", "application/x-www-form-urlencoded",
+		"text/json", "application/jsonx", ";;", "+json",
+	} {
 		g.do("POST", "/v1/orders", usual, append(ok, "Content-Type: "+contentType)...).fails(415, "UNSUPPORTED_MEDIA_TYPE", httpedge.SameKey)
 	}
 	g.do("POST", "/v1/orders", usual, append(ok, "Content-Encoding: gzip")...).fails(415, "UNSUPPORTED_MEDIA_TYPE", httpedge.SameKey)
 	g.want(0, 0, 0)
 	same(t, "reads of the store", g.store.reads.Load(), 0)
 	same(t, "lines in the log", strings.Count(g.log.String(), "\n"), 14)
-	for i, contentType := range []string{"application/json", "application/vnd.shop+json", "Application/JSON; Charset=UTF-8", "application/json; v=1"} {
-		g.do("POST", "/v1/orders", usual, append(ok, "Content-Type: "+contentType, "Content-Encoding: identity")...).ok(201, map[bool]string{true: "false", false: "true"}[i == 0])
+	replayed := "false"
+	for _, contentType := range []string{"application/json", "application/vnd.shop+json", "Application/JSON; Charset=UTF-8", "application/json; v=1"} {
+		g.do("POST", "/v1/orders", usual, append(ok, "Content-Type: "+contentType, "Content-Encoding: identity")...).ok(201, replayed)
+		replayed = "true"
 	}
 	g.want(1, 1, 1)
 }

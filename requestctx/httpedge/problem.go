@@ -180,20 +180,35 @@ func classify(err error, again bool) answer {
 		}
 	}
 	if e, ok := errors.AsType[*idempotency.ExpiredError](err); ok {
-		return answer{status: 410, code: e.Code(), retry: NewKey, detail: "The Idempotency-Key was used and has expired. New work needs a new key."}
+		return answer{
+			status: 410, code: e.Code(), retry: NewKey,
+			detail: "The Idempotency-Key was used and has expired. New work needs a new key.",
+		}
 	}
 	if e, ok := errors.AsType[*idempotency.StoreError](err); ok {
-		return answer{status: 503, code: e.Code(), retry: SameKey, detail: "The request was not processed, because its outcome could not have been recorded. Send it again with the same key."}
+		return answer{
+			status: 503, code: e.Code(), retry: SameKey,
+			detail: "The request was not processed, because its outcome could not have been recorded. Send it again with the same key.",
+		}
 	}
 	if e, ok := errors.AsType[*idempotency.RetriesError](err); ok {
-		return answer{status: 503, code: e.Code(), retry: SameKey, detail: "The request got in the way of others and was undone. Send it again with the same key."}
+		return answer{
+			status: 503, code: e.Code(), retry: SameKey,
+			detail: "The request got in the way of others and was undone. Send it again with the same key.",
+		}
 	}
 	if e, ok := errors.AsType[*idempotency.OutcomeUnknownError](err); ok {
-		return answer{status: 503, code: e.Code(), retry: SameKey, detail: "It is not known yet whether the request was processed. Send it again with the same key to find out."}
+		return answer{
+			status: 503, code: e.Code(), retry: SameKey,
+			detail: "It is not known yet whether the request was processed. Send it again with the same key to find out.",
+		}
 	}
 	if e, ok := errors.AsType[*idempotency.ResultError](err); ok {
 		if e.Stored {
-			return answer{status: 500, code: e.Code(), retry: SameKey, detail: "The request has been processed, but its outcome cannot be read at present."}
+			return answer{
+				status: 500, code: e.Code(), retry: SameKey,
+				detail: "The request has been processed, but its outcome cannot be read at present.",
+			}
 		}
 		return answer{status: 500, code: e.Code(), retry: SameKey, detail: fault}
 	}
