@@ -66,8 +66,8 @@ func (r *Registry) Build() (*bus.Bus, error) {
 	for _, err := range general {
 		problems = append(problems, Problem{What: err.Error()})
 	}
-	desc := Description{}
-	if r.cfg.Store != nil {
+	desc := Description{Commands: []CommandDescription{}}
+	if r.cfg.Store != nil && p.cfg.Store != nil {
 		desc.Store = r.cfg.Store.Describe()
 		ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
 		warnings, err := r.cfg.Store.Check(ctx)
@@ -77,23 +77,20 @@ func (r *Registry) Build() (*bus.Bus, error) {
 		}
 		desc.Warnings = append(desc.Warnings, warnings...)
 	}
-	sound := r.names(&problems)
 	var entries []bus.Entry
-	if len(general) == 0 {
-		for _, it := range sound {
-			p.errs, p.plan = nil, idempotency.Plan{}
-			inv := bus.Invocation{Name: it.name, Query: it.query, Idempotent: !it.query && it.marked}
-			entry := it.build(p, inv)
-			for _, err := range p.errs {
-				for _, err := range split(err) {
-					problems = append(problems, Problem{it.where, it.name, err.Error()})
-				}
-			}
-			if len(p.errs) == 0 {
-				entries = append(entries, entry)
-			}
-			desc.Commands = append(desc.Commands, describe(it, p))
+	for _, it := range r.names(&problems) {
+		if p.validator == nil {
+			break // nothing can be said of their rules
 		}
+		p.errs, p.plan = nil, idempotency.Plan{}
+		entry := p.entry(it)
+		for _, err := range p.errs {
+			for _, err := range split(err) {
+				problems = append(problems, Problem{it.where, it.name, err.Error()})
+			}
+		}
+		entries = append(entries, entry)
+		desc.Commands = append(desc.Commands, describe(it, p))
 	}
 	if len(problems) > 0 {
 		return nil, &BuildError{problems}
@@ -115,57 +112,60 @@ func (r *Registry) Build() (*bus.Bus, error) {
 	return b, nil
 }
 
-// names checks what does not need the pipeline and gives the registrations that are worth building.
+// names checks what does not need the pipeline and gives the registrations that can be built, so that the problems which only
+// the stages find are reported in the same breath.
 func (r *Registry) names(problems *[]Problem) []item {
 	byType, byName := make(map[reflect.Type]item), make(map[string]item)
-	var sound []item
+	var buildable []item
 	for _, it := range r.items {
-		what := ""
-		kind, function := "command", "Handle"
+		name, kind, function := it.name, "command", "Handle"
+		if name == "" {
+			name = it.goType.String()
+		}
 		if it.query {
 			kind, function = "query", "HandleQuery"
 		}
+		bad := func(format string, args ...any) {
+			*problems = append(*problems, Problem{it.where, name, fmt.Sprintf(format, args...)})
+		}
 		first, twice := byType[it.goType]
-		named, shared := byName[it.name]
-		switch {
-		case it.goType.Kind() != reflect.Struct:
-			what = fmt.Sprintf("%s is a %s; a %s is a plain struct, registered and sent by value", it.goType, it.goType.Kind(), kind)
-		case it.nilFn:
-			what = fmt.Sprintf("the handler given to registry.%s is nil", function)
-		case !goodName(it.name):
-			what = fmt.Sprintf("its name is %q; a name has 1 to 100 of the characters A-Z a-z 0-9 . _ : / -, such as \"orders.place\", and does not depend on the value", it.name)
-		case it.query && it.marked:
-			what = "a query carries the idempotency mark; a query changes nothing and is never recorded (rule pipe-10): remove the mark or make it a command"
-		case twice:
-			what = fmt.Sprintf("%s has two handlers; the first one is registered at %s", it.goType, first.where)
-		case shared:
-			what = fmt.Sprintf("the types %s (registered at %s) and %s have one name; embedding a command promotes its name and its mark", named.goType, named.where, it.goType)
-		default:
-			what = embeds(it.goType)
-		}
-		if what != "" {
-			name := it.name
-			if name == "" {
-				name = it.goType.String()
-			}
-			*problems = append(*problems, Problem{it.where, name, what})
-		}
 		if !twice {
 			byType[it.goType] = it
 		}
-		if !shared {
+		if it.nilFn {
+			bad("the handler given to registry.%s is nil", function)
+		}
+		if it.goType.Kind() != reflect.Struct {
+			bad("%s is of the kind %s; a %s is a plain struct, registered and sent by value", it.goType, it.goType.Kind(), kind)
+			continue
+		}
+		if it.query && it.marked {
+			bad("a query carries the idempotency mark; a query changes nothing and is never recorded (rule pipe-10): remove the mark or make it a command")
+		}
+		named, shared := byName[it.name]
+		switch embedded := embedded(it.goType); {
+		case embedded != nil:
+			bad("%s embeds %s, which is a command or query itself, and so takes over its name and its mark; make it a named field", it.goType, embedded)
+			continue
+		case !goodName(it.name):
+			bad("its name is %q; a name has 1 to 100 of the characters A-Z a-z 0-9 . _ : / -, such as \"orders.place\", and does not depend on the value", it.name)
+			continue
+		case twice:
+			bad("%s has two handlers; the first one is registered at %s", it.goType, first.where)
+			continue
+		case shared:
+			bad("the types %s (registered at %s) and %s have one name; give each its own", named.goType, named.where, it.goType)
+		default:
 			byName[it.name] = it
 		}
-		if what == "" {
-			sound = append(sound, it)
-		}
+		buildable = append(buildable, it)
 	}
 	for _, it := range r.required {
 		if _, ok := byType[it.goType]; !ok {
 			*problems = append(*problems, Problem{it.where, it.name, fmt.Sprintf("%s is required here and has no handler; register one with registry.Handle", it.goType)})
 		}
 	}
-	return sound
+	return buildable
 }
 
 func goodName(s string) bool {
@@ -181,9 +181,9 @@ func goodName(s string) bool {
 	return true
 }
 
-// embeds refuses a command that embeds another one: Go promotes the embedded type's name and mark, so the outer type would be
-// dispatched, recorded and replayed as the inner one, or be protected without having said so.
-func embeds(t reflect.Type) string {
+// embedded finds a command or query that t embeds: Go promotes its name and its mark, so the outer type would be dispatched,
+// recorded and replayed as the inner one, or be protected without having said so.
+func embedded(t reflect.Type) reflect.Type {
 	for i := range t.NumField() {
 		f := t.Field(i)
 		if !f.Anonymous {
@@ -191,11 +191,11 @@ func embeds(t reflect.Type) string {
 		}
 		for _, method := range [...]string{"CommandName", "QueryName"} {
 			if _, ok := f.Type.MethodByName(method); ok {
-				return fmt.Sprintf("%s embeds %s, which is a command or query itself, and so takes over its name and its mark; make it a named field", t, f.Type)
+				return f.Type
 			}
 		}
 	}
-	return ""
+	return nil
 }
 
 // split gives the errors that were joined into err, one by one.

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -109,11 +110,9 @@ func HandleQuery[Q bus.Query[R], R any](r *Registry, h func(context.Context, Q) 
 }
 
 // Require says that this part of the program sends the command C and that somebody has to handle it. Build refuses when nobody
-// does, with the file and line of this call.
+// does, with the file and line of this call. After Build, a command that nobody handles is logged as an error.
 func Require[C bus.Command[R], R any](r *Registry) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.required = append(r.required, item{
+	r.require(item{
 		where: caller(), goType: reflect.TypeFor[C](),
 		name: nameOf(func(c C) string { return string(c.CommandName()) }),
 	})
@@ -133,12 +132,25 @@ func nameOf[C any](name func(C) string) (s string) {
 func (r *Registry) add(it item) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.built != "" && r.cfg.Logger != nil {
+	if r.built != "" {
 		r.cfg.Logger.Error("registry: registered after Build and therefore not served",
 			zap.String("command", it.name), zap.String("registered_at", it.where), zap.String("built_at", r.built))
 		return
 	}
 	r.items = append(r.items, it)
+}
+
+func (r *Registry) require(it item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.built == "" {
+		r.required = append(r.required, it)
+		return
+	}
+	if !slices.ContainsFunc(r.items, func(served item) bool { return served.goType == it.goType }) {
+		r.cfg.Logger.Error("registry: required after Build and not served",
+			zap.String("command", it.name), zap.String("required_at", it.where), zap.String("built_at", r.built))
+	}
 }
 
 // caller is the file and line of whoever called the function that called caller, with the folder for company.
@@ -168,6 +180,18 @@ func (p *parts) problem(err error) {
 	}
 }
 
+// entry builds the pipeline of one registration. A method of the command's own that panics is a problem like any other.
+func (p *parts) entry(it item) bus.Entry {
+	defer func() {
+		if said := recover(); said != nil {
+			p.problem(fmt.Errorf("building its pipeline panicked (%v); its method Idempotency is called on the zero value and must return a constant", said))
+		}
+	}()
+	return it.build(p, bus.Invocation{Name: it.name, Query: it.query, Idempotent: !it.query && it.marked})
+}
+
+// newParts makes what the pipelines share. Where it reports a problem the parts are still good enough to find those of the
+// commands.
 func newParts(cfg Config) (p *parts, problems []error) {
 	p = &parts{cfg: cfg}
 	note := func(err error) {
@@ -175,14 +199,20 @@ func newParts(cfg Config) (p *parts, problems []error) {
 			problems = append(problems, err)
 		}
 	}
-	var err error
+	if v := reflect.ValueOf(cfg.Store); v.Kind() == reflect.Pointer && v.IsNil() {
+		note(fmt.Errorf("registry: Config.Store is a nil %T", cfg.Store))
+		p.cfg.Store = nil
+	}
 	observer, err := logging.New(logging.Config{Logger: cfg.Logger, Fields: cfg.LogFields, ErrorText: cfg.LogErrorText})
 	note(err)
 	p.observer = observer
 	p.validator, err = validation.New(validation.Config{Validate: cfg.Validate})
 	note(err)
 	p.engine, err = idempotency.New(idempotency.Config{Store: cfg.Store, Secret: cfg.Secret, RequireTenant: cfg.RequireTenant, RetryAfter: cfg.RetryAfter})
-	note(err)
+	if err != nil {
+		note(err)
+		p.engine, _ = idempotency.New(idempotency.Config{Store: cfg.Store, Secret: make([]byte, 32)})
+	}
 	for i, g := range cfg.Admit {
 		if g == nil {
 			note(fmt.Errorf("registry: Config.Admit[%d] is nil", i))

@@ -85,8 +85,8 @@ type dispatch struct {
 	detached   bool                                 // the handler did not use its transaction
 }
 
-// activeKey marks the context of a handler that runs under a record, with the engine whose record it is.
-type activeKey struct{}
+// activeKey marks the context of a handler that runs under a record of the engine.
+type activeKey struct{ *Engine }
 
 func (d *dispatch) report(state requestctx.State, original string) {
 	d.req.Report(requestctx.Outcome{
@@ -192,7 +192,7 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 
 	workCtx, cancel := context.WithTimeoutCause(detached, d.policy.Deadline, errDeadline)
 	defer cancel()
-	result, workErr := w(context.WithValue(at.Context(workCtx), activeKey{}, d.Engine))
+	result, workErr := w(context.WithValue(at.Context(workCtx), activeKey{d.Engine}, true))
 	cancel()
 	d.detached = !at.Used()
 

@@ -24,6 +24,19 @@ type finalError struct{ err error }
 func (e *finalError) Error() string { return e.err.Error() }
 func (e *finalError) Unwrap() error { return e.err }
 
+// Code makes a final error that no record has gone between, as that of a command without the mark, answer like any other refusal.
+func (e *finalError) Code() string { return e.refusal().Code }
+
+// As gives it as the [*RefusedError] that it would have become.
+func (e *finalError) As(target any) bool {
+	refused, ok := target.(**RefusedError)
+	if ok {
+		s := e.refusal()
+		*refused = &RefusedError{RefusalCode: s.Code, Message: s.Message}
+	}
+	return ok
+}
+
 // Unknown marks err as "nobody knows whether it happened", such as a call to the outside world that timed out. An Atomic
 // handler has no such calls to make: there it is a fault, all is rolled back and the caller gets a [*HandlerError].
 // Unknown(nil) is nil.
@@ -54,6 +67,9 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
+	if e.Command == "" { // no record has gone between
+		return "idempotency: refused: " + e.Message
+	}
 	return "idempotency: " + e.Command + ": refused: " + e.Message
 }
 
@@ -76,12 +92,18 @@ type storedRefusal struct {
 	Data    json.RawMessage `json:"data,omitempty"`
 }
 
-func encodeRefusal(final *finalError) ([]byte, error) {
-	stored := storedRefusal{Code: defaultRefusalCode, Message: final.err.Error()}
+// refusal is what the error says of itself, without its details.
+func (e *finalError) refusal() storedRefusal {
+	s := storedRefusal{Code: defaultRefusalCode, Message: e.err.Error()}
 	var coded interface{ Code() string }
-	if errors.As(final.err, &coded) && coded.Code() != "" {
-		stored.Code = coded.Code()
+	if errors.As(e.err, &coded) && coded.Code() != "" {
+		s.Code = coded.Code()
 	}
+	return s
+}
+
+func encodeRefusal(final *finalError) ([]byte, error) {
+	stored := final.refusal()
 	var detailed interface{ RefusalData() any }
 	if errors.As(final.err, &detailed) {
 		data, err := json.Marshal(detailed.RefusalData())

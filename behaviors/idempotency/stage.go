@@ -46,6 +46,9 @@ func Stage[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R]) (bus.Claimed
 	if err != nil || !marked {
 		return bus.Claim(h, nil), Plan{Warnings: warnings}, err
 	}
+	if t.Kind() != reflect.Struct { // the zero value of a pointer or an interface has no policy and no name to read
+		return bus.Claim(h, nil), Plan{Marked: true, Warnings: warnings}, fmt.Errorf("its kind is %s; a marked command is a plain struct, sent by value", t.Kind())
+	}
 	var policy Policy
 	if p, ok := any(zero).(WithPolicy); ok {
 		policy = p.Idempotency()
@@ -82,7 +85,7 @@ type stage[C bus.Command[R], R any] struct {
 func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R, error) {
 	var none R
 	req := requestctx.From(ctx)
-	if ctx.Value(activeKey{}) == s.engine {
+	if ctx.Value(activeKey{s.engine}) != nil {
 		// Inside the handler of another marked command: one intent, one record, one transaction.
 		req.Report(requestctx.Outcome{State: requestctx.StateNested})
 		return next(ctx, cmd)

@@ -45,9 +45,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	empty := ""
+	flags.Visit(func(f *flag.Flag) {
+		if f.Value.String() == "" {
+			empty = f.Name
+		}
+	})
 	switch {
 	case flags.NArg() > 0:
 		return fmt.Errorf("unexpected argument %q; all settings are flags, see -help", flags.Arg(0))
+	case empty != "": // with the default instead, payments would go where nobody looks for them
+		return fmt.Errorf("-%s is empty; is a variable of the shell not set?", empty)
 	case *sqlitePath != "" && *postgresURL != "":
 		return errors.New("-sqlite and -postgres exclude each other; choose one database")
 	}
@@ -58,7 +66,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var where string
 	var err error
 	if *postgresURL != "" {
-		kept, store, closeStore, err = openPostgres(ctx, *postgresURL)
+		if kept, store, closeStore, err = openPostgres(ctx, *postgresURL); err != nil {
+			return fmt.Errorf("%w\n%s", err, postgresHelp)
+		}
 		where = "PostgreSQL"
 	} else {
 		if *sqlitePath == "" {
@@ -66,11 +76,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 				return err
 			}
 		}
-		kept, store, closeStore, err = openSQLite(ctx, *sqlitePath)
+		if kept, store, closeStore, err = openSQLite(ctx, *sqlitePath); err != nil {
+			return fmt.Errorf("%w\n%s", err, sqliteHelp)
+		}
 		where = *sqlitePath
-	}
-	if err != nil {
-		return err
 	}
 	defer closeStore()
 
@@ -88,7 +97,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 	listener, err := net.Listen("tcp", *addr)
 	if err != nil {
-		return fmt.Errorf("-addr: %w", err)
+		return fmt.Errorf("-addr: %w\nchoose another address, for example -addr 127.0.0.1:8081, or -addr 127.0.0.1:0 for any free port", err)
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	greet(stdout, "http://"+listener.Addr().String(), where)
@@ -105,6 +114,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	defer cancel()
 	return server.Shutdown(drain)
 }
+
+// What to do about a database that cannot be used.
+const (
+	postgresHelp = "name a PostgreSQL 14 or newer that is running and takes writes, and a database where this role may create tables, for example -postgres postgres://user:password@127.0.0.1:5432/checkout"
+	sqliteHelp   = "name a file, there already or not, in a folder where this user may write, for example -sqlite checkout.db"
+)
 
 func greet(w io.Writer, base, where string) {
 	fmt.Fprintf(w, `checkout: listening on %[1]s

@@ -46,6 +46,9 @@ func openPostgres(ctx context.Context, url string) (orders, idempotency.Store, f
 		_, err := tx.Exec(ctx, postgresSchema)
 		return err
 	})
+	if err == nil {
+		_, err = postgres{pool}.list(ctx, 0, "") // a table of that name may be another program's
+	}
 	if err != nil {
 		pool.Close()
 		return nil, nil, nil, fmt.Errorf("-postgres: %w", err)

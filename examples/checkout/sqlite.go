@@ -59,6 +59,10 @@ func openSQLite(ctx context.Context, path string) (orders, idempotency.Store, fu
 		db.Close()
 		return fail(err)
 	}
+	if _, err := (sqlite{db}).list(ctx, 0, ""); err != nil { // a table of that name may be another program's
+		db.Close()
+		return fail(err)
+	}
 	return sqlite{db}, sqlitestore.New(db), func() { db.Close() }, nil
 }
 

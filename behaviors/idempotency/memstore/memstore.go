@@ -68,8 +68,12 @@ func NewWithConfig(cfg Config) *Store {
 
 // Check refuses a program that is not a test, unless [Config.AllowOutsideTests] is set; then it warns.
 func (s *Store) Check(context.Context) (warnings []string, err error) {
+	return s.check(testing.Testing())
+}
+
+func (s *Store) check(inTest bool) (warnings []string, err error) {
 	switch {
-	case testing.Testing():
+	case inTest:
 		return nil, nil
 	case s.cfg.AllowOutsideTests:
 		return []string{"memstore keeps its records in this process only: a restart or a second replica runs the work again"}, nil

@@ -26,8 +26,8 @@ type Fixture struct {
 	// Store is the store under test.
 	Store idempotency.Store
 	// NoHint is a store on the same database whose Begin never gives [idempotency.ErrBusy], so that attempts of one key
-	// run side by side and only the unique key decides. Nil where attempts cannot run side by side, as with a single
-	// writer: then the cases that need it say nothing.
+	// run side by side and only the unique key decides; four of them must be able to be open at once. Nil where attempts
+	// cannot run side by side, as with a single writer: then the cases that need it say nothing.
 	NoHint idempotency.Store
 	// Isolations says that the store has isolation levels that can refuse a transaction.
 	Isolations bool

@@ -29,14 +29,15 @@ type fault struct {
 
 // hooks change a memstore into one with a fault.
 type hooks struct {
-	claim  func(c idempotency.Claim) idempotency.Claim              // what the store makes of a claim
-	record func(r idempotency.Record) *idempotency.Record           // what it reads; nil for nothing
-	looked func(s *brokenStore, c idempotency.Claim)                // what Look does besides
-	began  func(s *brokenStore, a *brokenAttempt, at string) error  // what Begin does besides
-	insert func(s *brokenStore, a *brokenAttempt, note string) bool // whether a row goes past the transaction
-	used   func(a *brokenAttempt) bool                              // what Used says
-	done   func(d idempotency.Completion) idempotency.Completion    // what it makes of a completion
-	ended  func(s *brokenStore, a *brokenAttempt, how string, err error) error
+	claim    func(c idempotency.Claim) idempotency.Claim                         // what the store makes of a claim
+	record   func(r idempotency.Record) *idempotency.Record                      // what it reads; nil for nothing
+	anyScope bool                                                                // it takes every record for the claim's own
+	look     func(s *brokenStore, c idempotency.Claim)                           // what Look does besides
+	hint     func(s *brokenStore, a *brokenAttempt, key string) error            // what Begin does besides, with the hint
+	goesPast func(a *brokenAttempt) bool                                         // whether a row goes past the transaction
+	used     func() bool                                                         // what Used says
+	done     func(d idempotency.Completion) idempotency.Completion               // what it makes of a completion
+	ended    func(s *brokenStore, a *brokenAttempt, how string, err error) error // what the end of an attempt does besides
 }
 
 const (
@@ -62,7 +63,7 @@ func withoutTenant(c idempotency.Claim) idempotency.Claim {
 
 var faults = map[string]fault{
 	"complete does not look at what stands there": {
-		caught: []string{"Store_CompleteTakesTheKey", "Store_UniqueKey", "LoserWithoutTheHint", "ManyKeysUnderFire", "DuplicatesAtOnce"},
+		caught: []string{"Store_CompleteTakesTheKey", "Store_UniqueKey", "LoserWithoutTheHint"},
 		hooks: hooks{ended: func(s *brokenStore, a *brokenAttempt, how string, err error) error {
 			if how == byComplete && errors.Is(err, idempotency.ErrLost) {
 				keepRows(s, a)
@@ -81,7 +82,7 @@ var faults = map[string]fault{
 		}},
 	},
 	"a loss is the database's error": {
-		caught: []string{"Store_CompleteTakesTheKey", "Store_UniqueKey", "LoserWithoutTheHint", "ManyKeysUnderFire"},
+		caught: []string{"Store_CompleteTakesTheKey", "Store_UniqueKey", "LoserWithoutTheHint"},
 		hooks: hooks{ended: func(_ *brokenStore, _ *brokenAttempt, _ string, err error) error {
 			if errors.Is(err, idempotency.ErrLost) {
 				return errors.New("duplicate key value violates unique constraint")
@@ -109,11 +110,11 @@ var faults = map[string]fault{
 	},
 	"rows go past the transaction": {
 		caught: []string{"Store_NothingIsVisible", "Store_RollbackLeavesNothing", "ErrorOfNoClass"},
-		hooks:  hooks{insert: func(*brokenStore, *brokenAttempt, string) bool { return true }},
+		hooks:  hooks{goesPast: func(*brokenAttempt) bool { return true }},
 	},
 	"the transaction stays open for late rows": {
 		caught: []string{"Store_AttemptThatEnded"},
-		hooks:  hooks{insert: func(_ *brokenStore, a *brokenAttempt, _ string) bool { return a.over }},
+		hooks:  hooks{goesPast: func(a *brokenAttempt) bool { return a.over }},
 	},
 	"the tenant is not part of the id": {
 		caught: []string{"Store_Scopes", "SameKeyElsewhere"},
@@ -121,12 +122,7 @@ var faults = map[string]fault{
 	},
 	"the scope columns are not compared": {
 		caught: []string{"Store_ShowsThatTheRow", "RowOfAnotherScope"},
-		hooks: hooks{
-			began: func(_ *brokenStore, a *brokenAttempt, _ string) error {
-				a.sameScope = true
-				return nil
-			},
-		},
+		hooks:  hooks{anyScope: true},
 	},
 	"keys are folded to lower case": {
 		caught: []string{"Store_Scopes", "OtherKeyIsNewWork"},
@@ -254,13 +250,13 @@ var faults = map[string]fault{
 	},
 	"look writes": {
 		caught: []string{"Store_LookWritesNothing"},
-		hooks: hooks{looked: func(s *brokenStore, c idempotency.Claim) {
+		hooks: hooks{look: func(s *brokenStore, c idempotency.Claim) {
 			s.mem.Put(c.ID, idempotency.Record{Scope: c.Scope, State: idempotency.Failed})
 		}},
 	},
 	"the hint is never given back": {
 		caught: []string{"Store_Hint"},
-		hooks: hooks{began: func(s *brokenStore, a *brokenAttempt, key string) error {
+		hooks: hooks{hint: func(s *brokenStore, _ *brokenAttempt, key string) error {
 			if _, held := s.held.LoadOrStore(key, true); held {
 				return idempotency.ErrBusy
 			}
@@ -270,7 +266,7 @@ var faults = map[string]fault{
 	"the hint is one for all keys": {
 		caught: []string{"Store_Hint", "Store_KeysThatCarryATime"},
 		hooks: hooks{
-			began: func(s *brokenStore, a *brokenAttempt, key string) error {
+			hint: func(s *brokenStore, a *brokenAttempt, _ string) error {
 				if _, held := s.held.LoadOrStore("", true); held {
 					return idempotency.ErrBusy
 				}
@@ -297,11 +293,11 @@ var faults = map[string]fault{
 	},
 	"used is always true": {
 		caught: []string{"Store_Used", "HandlerThatLeaves"},
-		hooks:  hooks{used: func(*brokenAttempt) bool { return true }},
+		hooks:  hooks{used: func() bool { return true }},
 	},
 	"used is always false": {
 		caught: []string{"Store_Used", "HandlerThatLeaves"},
-		hooks:  hooks{used: func(*brokenAttempt) bool { return false }},
+		hooks:  hooks{used: func() bool { return false }},
 	},
 }
 
@@ -352,10 +348,7 @@ func fixture(h hooks) storetest.Fixture {
 	mem := memstore.New()
 	store := &brokenStore{Store: mem, mem: mem, hooks: h}
 	noHint := &brokenStore{Store: memstore.NewWithConfig(memstore.Config{NoHint: true, Share: mem}), mem: mem, hooks: h}
-	noHint.hooks.began = nil
-	if h.began != nil && h.record == nil && h.ended == nil {
-		noHint.hooks.began = h.began
-	}
+	noHint.hooks.hint = nil
 	return storetest.Fixture{
 		Store:  store,
 		NoHint: noHint,
@@ -365,11 +358,8 @@ func fixture(h hooks) storetest.Fixture {
 				return mem.Insert(ctx, note)
 			}
 			a.notes = append(a.notes, note)
-			if h.insert != nil && h.insert(store, a, note) {
-				if err := mem.Insert(context.Background(), note); err != nil {
-					return err
-				}
-				return nil
+			if h.goesPast != nil && h.goesPast(a) {
+				return mem.Insert(context.Background(), note)
 			}
 			return mem.Insert(ctx, note)
 		},
@@ -394,27 +384,30 @@ func (s *brokenStore) claimed(c idempotency.Claim) idempotency.Claim {
 	return c
 }
 
-func (s *brokenStore) read(r *idempotency.Record) *idempotency.Record {
-	if r == nil || s.hooks.record == nil {
-		return r
+func (s *brokenStore) read(r *idempotency.Record, c idempotency.Claim) *idempotency.Record {
+	if r != nil && s.hooks.record != nil {
+		r = s.hooks.record(*r)
 	}
-	return s.hooks.record(*r)
+	if r != nil && s.hooks.anyScope {
+		r.Scope = c.Scope
+	}
+	return r
 }
 
 func (s *brokenStore) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Record, error) {
 	c = s.claimed(c)
-	if s.hooks.looked != nil {
-		s.hooks.looked(s, c)
+	if s.hooks.look != nil {
+		s.hooks.look(s, c)
 	}
 	rec, err := s.Store.Look(ctx, c)
-	return s.read(rec), err
+	return s.read(rec, c), err
 }
 
 func (s *brokenStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
 	c = s.claimed(c)
-	a := &brokenAttempt{store: s, begun: ctx, scope: c.Scope}
-	if s.hooks.began != nil {
-		if err := s.hooks.began(s, a, c.Scope.Key); err != nil {
+	a := &brokenAttempt{store: s, begun: ctx, claim: c}
+	if s.hooks.hint != nil {
+		if err := s.hooks.hint(s, a, c.Scope.Key); err != nil {
 			return nil, err
 		}
 	}
@@ -433,21 +426,16 @@ type brokenKey struct{}
 
 type brokenAttempt struct {
 	idempotency.Attempt
-	store     *brokenStore
-	begun     context.Context
-	scope     idempotency.Scope
-	notes     []string
-	over      bool
-	holds     bool
-	sameScope bool
+	store *brokenStore
+	begun context.Context
+	claim idempotency.Claim
+	notes []string
+	over  bool
+	holds bool // the hint
 }
 
 func (a *brokenAttempt) Found() *idempotency.Record {
-	rec := a.store.read(a.Attempt.Found())
-	if rec != nil && a.sameScope {
-		rec.Scope = a.scope
-	}
-	return rec
+	return a.store.read(a.Attempt.Found(), a.claim)
 }
 
 func (a *brokenAttempt) Context(ctx context.Context) context.Context {
@@ -456,7 +444,7 @@ func (a *brokenAttempt) Context(ctx context.Context) context.Context {
 
 func (a *brokenAttempt) Used() bool {
 	if a.store.hooks.used != nil {
-		return a.store.hooks.used(a)
+		return a.store.hooks.used()
 	}
 	return a.Attempt.Used()
 }

@@ -2,6 +2,7 @@ package pgtest
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -577,11 +578,13 @@ func readFrame(in *bufio.Reader) (kind byte, frame []byte, err error) {
 	if err != nil {
 		return 0, nil, err
 	}
+	kind = head[0]
 	size := binary.BigEndian.Uint32(head[1:])
 	if size < 4 || size > 1<<30 {
 		return 0, nil, fmt.Errorf("pgtest: a frame of %d bytes", size)
 	}
-	frame = make([]byte, 1+int(size))
-	_, err = io.ReadFull(in, frame)
-	return frame[0], frame, err
+	// The buffer grows with what comes, not with what a client that sends nonsense announces.
+	buffer := bytes.NewBuffer(make([]byte, 0, min(size, 1<<16)+bytes.MinRead))
+	_, err = io.CopyN(buffer, in, 1+int64(size))
+	return kind, buffer.Bytes(), err
 }

@@ -139,10 +139,16 @@ func download(temp string, config embeddedpostgres.Config) (string, error) {
 	if err := readable(unpacked); err != nil {
 		return "", err
 	}
-	if err := os.Rename(unpacked, home); err != nil && ownDirectory(home) != nil {
-		return "", err
+	if err = os.Rename(unpacked, home); err != nil && !complete(filepath.Join(home, "bin")) {
+		// Nobody was faster: a cleaner of temporary files has left half of what was there.
+		if err = os.RemoveAll(home); err == nil {
+			err = os.Rename(unpacked, home)
+		}
+		if err != nil {
+			return "", err
+		}
 	}
-	return filepath.Join(home, "bin"), nil
+	return filepath.Join(home, "bin"), ownDirectory(home)
 }
 
 var errIncomplete = errors.New("initdb and postgres are not in what came")

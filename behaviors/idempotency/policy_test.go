@@ -1,0 +1,93 @@
+package idempotency_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+)
+
+func TestZeroPolicyIsAtomicWithTheDefaults(t *testing.T) {
+	t.Parallel()
+	got, warnings, err := idempotency.CheckPolicy(idempotency.Policy{})
+	want := idempotency.Policy{
+		Mode: idempotency.Atomic, Retention: 72 * time.Hour, AfterExpiry: idempotency.Reuse, Wait: 250 * time.Millisecond,
+		Deadline: time.Minute, Isolation: idempotency.ReadCommitted,
+	}
+	if got != want || warnings != nil || err != nil {
+		t.Errorf("the zero policy becomes %+v with %v, %v", got, warnings, err)
+	}
+}
+
+func TestT11_T12_PolicyOutOfItsBoundsIsRefused(t *testing.T) {
+	t.Parallel()
+	const hour = time.Hour
+	for _, tc := range []struct {
+		name    string
+		policy  idempotency.Policy
+		problem string // "" for none
+		warning string
+	}{
+		{"a day", idempotency.Policy{Retention: 24 * hour}, "", ""},
+		{"less than a day", idempotency.Policy{Retention: 24*hour - 1}, "forgets the key", ""},
+		{"less than a day on purpose", idempotency.Policy{Retention: 2 * hour, ShortRetention: true}, "", ""},
+		{"thirty days", idempotency.Policy{Retention: 720 * hour}, "", ""},
+		{"more than thirty days", idempotency.Policy{Retention: 721 * hour}, "", "grows large"},
+		{"negative retention", idempotency.Policy{Retention: -1}, "must not be negative", ""},
+		{"negative deadline", idempotency.Policy{Deadline: -1}, "must not be negative", ""},
+		{"shorter than the handler", idempotency.Policy{Retention: 30 * time.Second, ShortRetention: true}, "shorter than Deadline", ""},
+		{"as long as the handler", idempotency.Policy{Retention: hour, Deadline: hour, ShortRetention: true}, "", ""},
+		{"no wait", idempotency.Policy{Wait: -1}, "", ""},
+		{"longest wait", idempotency.Policy{Wait: 30 * time.Second}, "", ""},
+		{"too long a wait", idempotency.Policy{Wait: 30*time.Second + 1}, "Wait is", ""},
+		{"longest deadline", idempotency.Policy{Deadline: hour}, "", ""},
+		{"too long a deadline", idempotency.Policy{Deadline: hour + 1}, "does not belong in one transaction", ""},
+		{"highest version", idempotency.Policy{Version: 999}, "", ""},
+		{"too high a version", idempotency.Policy{Version: 1000}, "Version is 1000", ""},
+		{"negative version", idempotency.Policy{Version: -1}, "Version is -1", ""},
+		{"unknown mode", idempotency.Policy{Mode: 1}, "mode(1) does not exist", ""},
+		{"unknown expiry", idempotency.Policy{AfterExpiry: 2}, "afterexpiry(2) does not exist", ""},
+		{"unknown isolation", idempotency.Policy{Isolation: 3}, "isolation(3) does not exist", ""},
+		{"negative isolation", idempotency.Policy{Isolation: -1}, "does not exist", ""},
+		{"tombstone, serializable, strict", idempotency.Policy{AfterExpiry: idempotency.Tombstone, Isolation: idempotency.Serializable, Strict: true, KeyOptional: true}, "", ""},
+	} {
+		_, warnings, err := idempotency.CheckPolicy(tc.policy)
+		switch {
+		case tc.problem == "" && err != nil:
+			t.Errorf("%s: %v", tc.name, err)
+		case tc.problem != "" && (err == nil || !strings.Contains(err.Error(), tc.problem)):
+			t.Errorf("%s: the problem is %v, want %q", tc.name, err, tc.problem)
+		}
+		if all := strings.Join(warnings, "\n"); (tc.warning == "") != (all == "") || !strings.Contains(all, tc.warning) {
+			t.Errorf("%s: the warnings are %q, want %q", tc.name, warnings, tc.warning)
+		}
+	}
+}
+
+func TestPolicyReportsAllItsProblemsAtOnce(t *testing.T) {
+	t.Parallel()
+	_, _, err := idempotency.CheckPolicy(idempotency.Policy{Mode: 9, AfterExpiry: 9, Isolation: 9, Retention: time.Minute, Wait: time.Hour, Deadline: 2 * time.Hour, Version: -1})
+	if err == nil {
+		t.Fatal("no problem is reported")
+	}
+	if n := len(strings.Split(err.Error(), "\n")); n != 8 {
+		t.Errorf("%d problems are reported, want 8:\n%v", n, err)
+	}
+}
+
+func TestPolicyValuesHaveNames(t *testing.T) {
+	t.Parallel()
+	for got, want := range map[string]string{
+		idempotency.Atomic.String():         "atomic",
+		idempotency.Reuse.String():          "reuse",
+		idempotency.Tombstone.String():      "tombstone",
+		idempotency.ReadCommitted.String():  "read committed",
+		idempotency.RepeatableRead.String(): "repeatable read",
+		idempotency.Serializable.String():   "serializable",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
