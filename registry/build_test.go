@@ -42,32 +42,37 @@ type (
 	yesno    struct{ A string }                          // has a mark with a result
 	stringly struct{ A string }                          // has a policy of another type
 	typo     struct{ A string }                          // has a mark with a typing error
-	mistake  struct {
+	hidden   struct{ _ int }                             // is a result with nothing to store
+	opaque   struct{ A any }                             // has no safe fingerprint
+	moody    struct{ kind *string }                      // has a name that depends on the value
+	marked   struct{ A string }                          // is a query with the mark
+	marked2  struct{ A string }                          // is a query with the mark on the pointer
+	brief    struct{ A string }                          // forgets too early
+	absurd   struct{ A string }                          // has a policy with nothing right in it
+	panicky  struct{ policy *idempotency.Policy }        // has a policy that depends on the value
+)
+
+// More of them, by their tags.
+type (
+	mistake struct { // has an unknown rule
 		Amount int64 `validate:"requird"`
-	} // has an unknown rule
-	misfit struct {
+	}
+	misfit struct { // has a rule for another type
 		Amount int64 `validate:"url"`
-	} // has a rule for another type
-	undived struct {
+	}
+	undived struct { // has rules that would not be looked at
 		Lines []line `validate:"required"`
-	} // has rules that would not be looked at
+	}
 	line struct {
 		Qty int64 `json:"qty" validate:"gt=0"`
 	}
-	callback struct{ A string } // has results that cannot be stored
-	hidden   struct{ a int }    //nolint:unused // a result with nothing to store
-	opaque   struct{ A any }    // has no safe fingerprint
-	secret   struct {
+	secret struct { // needs a secret
 		Card string `idempotency:"secret"`
-	} // needs a secret
-	moody                               struct{ kind *string }               // has a name that depends on the value
-	marked                              struct{ A string }                   // is a query with the mark
-	marked2                             struct{ A string }                   // is a query with the mark on the pointer
-	brief                               struct{ A string }                   // forgets too early
-	absurd                              struct{ A string }                   // has a policy with nothing right in it
-	panicky                             struct{ policy *idempotency.Policy } // has a policy that depends on the value
-	named[N interface{ name() string }] struct{ A string }                   // has the name that N gives
+	}
 )
+
+// named has the name that N gives.
+type named[N interface{ name() string }] struct{ A string }
 
 func (inner) CommandName() bus.Name[placed]           { return "shop.inner" }
 func (inner) Idempotent()                             {}

@@ -112,7 +112,7 @@ func TestBR56_NeitherCardNorPasswordIsInAnyLineOrError(t *testing.T) {
 				c.prepare(t, v)
 			}
 			v.out.reset()
-			err, thrown := v.send(t.Context(), c.cmd)
+			thrown, err := v.send(t.Context(), c.cmd)
 			lines := v.out.String()
 			for _, word := range []string{`"command":"shop.login"`, `"outcome":"` + c.want + `"`, `"duration":`, `"request_id":`} {
 				if !strings.Contains(lines, word) {
@@ -151,7 +151,7 @@ type vault struct {
 	values  requestctx.Values
 	swallow bool
 	permit  error
-	entered chan struct{} // closed when the handler runs in the mood "slow"
+	entered chan struct{} // closed when the slow handler runs
 	leave   chan struct{} // ends it
 }
 
@@ -197,28 +197,24 @@ func (v *vault) handle(_ context.Context, cmd login) (session, error) {
 	case "bad result":
 		return session{Bad: &badResult{fmt.Sprintf("%+v", cmd)}}, nil
 	}
-	select {
-	case <-v.entered:
-	default:
-		if v.leave != nil && cmd.Extra == "slow" {
-			close(v.entered)
-			<-v.leave
-		}
+	if cmd.Extra == "slow" {
+		close(v.entered)
+		<-v.leave
 	}
 	return session{Token: "t-1"}, nil
 }
 
-func (v *vault) send(ctx context.Context, cmd login) (err error, thrown any) { //nolint:revive // thrown belongs last
+func (v *vault) send(ctx context.Context, cmd login) (thrown any, err error) {
 	defer func() { thrown = recover() }()
 	ctx, _ = requestctx.New(ctx, v.values)
 	_, err = bus.Send(ctx, v.Bus, cmd)
-	return err, nil
+	return nil, err
 }
 
 // first completes the key with the command.
 func first(cmd login) func(*testing.T, *vault) {
 	return func(t *testing.T, v *vault) {
-		if err, thrown := v.send(t.Context(), cmd); err != nil || thrown != nil {
+		if thrown, err := v.send(t.Context(), cmd); err != nil || thrown != nil {
 			t.Fatal(err, thrown)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -26,6 +27,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
 	"github.com/tekil-go/tekil/requestctx/httpedge"
 )
@@ -40,6 +42,7 @@ const orphaned = 97
 func TestMain(m *testing.M) {
 	mode, child := os.LookupEnv(childEnv)
 	if !child {
+		slog.SetDefault(slog.New(slog.DiscardHandler)) // the edge's own lines
 		goleak.VerifyTestMain(m)
 		return
 	}
@@ -326,34 +329,56 @@ func (s *spy) insert(ctx context.Context, o Order, email string) error {
 	return s.then(ctx, run)
 }
 
-// serve runs the service on d until the end of the test.
-func serve(t *testing.T, d *database, then func(ctx context.Context, run int64) error) *site {
+// open opens the database as the program does, until the end of the test.
+func (d *database) open(t *testing.T) (orders, idempotency.Store) {
 	t.Helper()
 	if d.postgres != nil {
-		return servePostgres(t, d.postgres.URL(), then)
+		return openAt(t, d.postgres.URL())
 	}
 	kept, store, closeStore, err := openSQLite(within(t), d.path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(closeStore)
-	s := &site{spy: &spy{orders: kept, then: then}, log: new(buffer)}
-	if s.Handler, err = newServer(s.spy, store, s.logger(), false); err != nil {
-		t.Fatal(err)
-	}
-	s.base = listen(t, s.Handler)
-	return s
+	return kept, store
 }
 
-// servePostgres is serve on the PostgreSQL at address.
-func servePostgres(t *testing.T, address string, then func(ctx context.Context, run int64) error) *site {
+// openAt is open for the PostgreSQL at address.
+func openAt(t *testing.T, address string) (orders, idempotency.Store) {
 	t.Helper()
 	kept, store, closeStore, err := openPostgres(within(t), address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(closeStore)
+	return kept, store
+}
+
+// with is address, which is a URL, with a setting.
+func with(t *testing.T, address, name, value string) string {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal("the address is not a URL")
+	}
+	q := u.Query()
+	q.Set(name, strings.TrimSpace(q.Get(name)+" "+value))
+	u.RawQuery = q.Encode()
+	return u.String()
+}
+
+// serve runs the service on d until the end of the test.
+func serve(t *testing.T, d *database, then func(ctx context.Context, run int64) error) *site {
+	t.Helper()
+	kept, store := d.open(t)
+	return serveOn(t, kept, store, then)
+}
+
+// serveOn is serve on a database that is open.
+func serveOn(t *testing.T, kept orders, store idempotency.Store, then func(ctx context.Context, run int64) error) *site {
+	t.Helper()
 	s := &site{spy: &spy{orders: kept, then: then}, log: new(buffer)}
+	var err error
 	if s.Handler, err = newServer(s.spy, store, s.logger(), false); err != nil {
 		t.Fatal(err)
 	}

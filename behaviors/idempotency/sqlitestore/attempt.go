@@ -49,7 +49,7 @@ func (s *Store) Begin(ctx context.Context, c idempotency.Claim) (_ idempotency.A
 	if err = a.begin(ctx); err != nil {
 		return nil, fmt.Errorf("sqlitestore: begin: %w", err)
 	}
-	if a.found, err = scanRecord(a.stmt(ctx, a.st.read).QueryRowContext(ctx, c.ID[:])); err != nil {
+	if a.found, err = a.read(ctx); err != nil {
 		return nil, fmt.Errorf("sqlitestore: read the record: %w", err)
 	}
 	begun = true
@@ -82,11 +82,10 @@ type attempt struct {
 	used  atomic.Bool
 
 	// What is given back at the end.
-	turn   bool
-	conn   *sql.Conn // nil before it was taken
-	tx     *sql.Tx   // nil when no transaction is open
-	broken bool      // the connection's state is not known
-	ended  bool
+	turn  bool
+	conn  *sql.Conn // nil before it was taken
+	tx    *sql.Tx   // nil before it is begun and after it is committed
+	ended bool
 
 	mu      sync.Mutex // held by each statement of the handler
 	revoked bool
@@ -96,14 +95,22 @@ type attempt struct {
 // begin opens the transaction. It is a sql.Tx, which closes the rows that a handler has left open and does not run anything
 // after its end. It outlives ctx.
 func (a *attempt) begin(ctx context.Context) (err error) {
-	if a.tx, err = a.conn.BeginTx(context.WithoutCancel(ctx), nil); err != nil {
+	// Only the lock is waited for. For a context that can end, drivers set up a watch with each statement; the others are
+	// spared that.
+	quick := context.WithoutCancel(ctx)
+	if a.tx, err = a.conn.BeginTx(quick, nil); err != nil {
 		return err
 	}
 	if _, err = a.stmt(ctx, a.st.lock).ExecContext(ctx); err != nil {
 		return err
 	}
-	_, err = a.stmt(ctx, a.st.mark).ExecContext(ctx)
+	_, err = a.stmt(quick, a.st.mark).ExecContext(quick)
 	return err
+}
+
+func (a *attempt) read(ctx context.Context) (*idempotency.Record, error) {
+	ctx = context.WithoutCancel(ctx)
+	return scanRecord(a.stmt(ctx, a.st.read).QueryRowContext(ctx, a.claim.ID[:]))
 }
 
 // stmt gives a prepared statement in the transaction, which closes it.
@@ -180,14 +187,13 @@ func (a *attempt) write(ctx context.Context, done idempotency.Completion) error 
 		a.tx = nil
 		return nil
 	}
-	a.broken = true
 	switch {
 	case errors.Is(err, driver.ErrBadConn):
 		return fmt.Errorf("%w: %w", idempotency.ErrCommitUnknown, err)
 	case strings.Contains(err.Error(), "constraint failed"): // a deferred foreign key of the handler's rows
 		return fmt.Errorf("%w: %w", idempotency.ErrTransactionAborted, err)
 	}
-	// A COMMIT that SQLite refuses has not happened: the transaction is open, and ends with its connection.
+	// A COMMIT that SQLite refuses has not happened: the transaction is still open, or ended by the driver.
 	return fmt.Errorf("sqlitestore: commit: %w", err)
 }
 
@@ -229,9 +235,7 @@ func (a *attempt) Rollback(context.Context) {
 		return
 	}
 	if a.tx != nil && a.tx.Rollback() != nil {
-		a.broken = true
-	}
-	if a.broken { // closing it undoes whatever may be open
+		// The state of the connection is not known; closing it undoes whatever may be open.
 		_ = a.conn.Raw(func(any) error { return driver.ErrBadConn })
 	}
 	_ = a.conn.Close()

@@ -187,6 +187,26 @@ func TestCheck_SetsTheJournalModeWithAWarning(t *testing.T) {
 	}
 }
 
+// SQLite does not wait by itself for this lock, because two who want it could wait for each other.
+func TestCheck_WaitsForTheLockThatTheJournalModeNeeds(t *testing.T) {
+	t.Parallel()
+	b := setupWith(t, "", sqlitestore.Config{BusyTimeout: 200 * time.Millisecond})
+	mustExec(t, b.beside, `PRAGMA journal_mode = DELETE`)
+	writer := connection(t, b.beside)
+	mustExec(t, writer, `BEGIN IMMEDIATE`)
+	start := time.Now()
+	if _, err := b.store.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "locked") {
+		t.Errorf("Check gave %v, want that the database is locked", err)
+	}
+	if waited := time.Since(start); waited < 150*time.Millisecond {
+		t.Errorf("Check gave up after %v, want that it waits as long as the busy timeout says", waited)
+	}
+	mustExec(t, writer, `ROLLBACK`)
+	if _, err := b.store.Check(t.Context()); err != nil {
+		t.Errorf("Check, once the lock is free: %v", err)
+	}
+}
+
 func TestCheck_WarnsOfASchemaThatIsNewer(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

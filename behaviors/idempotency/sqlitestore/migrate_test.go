@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency/sqlitestore"
 )
@@ -38,12 +39,17 @@ func TestMigrate_DoesNotWaitForACommandWhenThereIsNothingToDo(t *testing.T) {
 
 func TestMigrate_ManyAtOnceOnANewFile(t *testing.T) {
 	t.Parallel()
-	for range 5 {
+	for range 10 { // without the care that Migrate takes, about one in seven fails
 		path := filepath.Join(t.TempDir(), "new.db")
+		start := make(chan struct{})
 		var wg sync.WaitGroup
-		for range 6 {
+		for range 4 {
 			db := openFile(t, path, "")
+			if err := db.PingContext(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 			wg.Go(func() {
+				<-start
 				if err := sqlitestore.Migrate(t.Context(), db); err != nil {
 					t.Errorf("Migrate: %v", err)
 				}
@@ -52,6 +58,7 @@ func TestMigrate_ManyAtOnceOnANewFile(t *testing.T) {
 				}
 			})
 		}
+		close(start)
 		wg.Wait()
 	}
 }
@@ -68,6 +75,25 @@ func TestMigrate_ProcessesAtOnceOnANewFile(t *testing.T) {
 	}
 	if _, err := sqlitestore.New(openFile(t, path, "")).Check(t.Context()); err != nil {
 		t.Errorf("Check: %v", err)
+	}
+}
+
+func TestMigrate_WaitsForTheWriteLock(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	mustExec(t, b.beside, `DROP TABLE idempotency_records`)
+	mustExec(t, b.beside, `DELETE FROM idempotency_migrations`)
+	writer := connection(t, b.beside)
+	mustExec(t, writer, `BEGIN IMMEDIATE`)
+	const patience = 200 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := sqlitestore.Migrate(ctx, b.db); err == nil || ctx.Err() == nil {
+		t.Errorf("Migrate gave %v before its context ended, want that it waits", err)
+	}
+	mustExec(t, writer, `ROLLBACK`)
+	if err := sqlitestore.Migrate(t.Context(), b.db); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -200,7 +200,7 @@ func (s *Store) conn(ctx context.Context) (*sql.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := arm(ctx, conn, s.cfg.BusyTimeout); err != nil {
+	if err := arm(context.WithoutCancel(ctx), conn, s.cfg.BusyTimeout); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}

@@ -132,9 +132,8 @@ func (b *bundle) wantUsable(t testing.TB) {
 func TestStore_KeepsTheSpecification(t *testing.T) {
 	t.Parallel()
 	for name, query := range map[string]string{
-		"plain":     "",
-		"deferred":  "?_txlock=deferred&_pragma=synchronous(0)",
-		"immediate": "?_txlock=immediate&_pragma=busy_timeout(1)",
+		"plain":          "",
+		"other settings": "?_txlock=immediate&_pragma=synchronous(0)&_pragma=busy_timeout(1)",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

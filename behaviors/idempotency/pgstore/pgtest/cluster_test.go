@@ -22,16 +22,6 @@ import (
 	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
 )
 
-const envChild = "TEKIL_TEST_CHILD"
-
-// child is another test process: it opens a Database, says where, and keeps it until its standard input ends.
-func child() {
-	tb := pgtest.NewExample("child")
-	defer tb.End()
-	fmt.Println(pgtest.Open(tb).URL())
-	_, _ = io.Copy(io.Discard, os.Stdin)
-}
-
 // testProcess is a child as its parent sees it.
 type testProcess struct {
 	cmd   *exec.Cmd

@@ -3,6 +3,7 @@ package pgtest_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"testing"
 
@@ -11,6 +12,16 @@ import (
 
 	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
 )
+
+const envChild = "TEKIL_TEST_CHILD"
+
+// child is another test process: it opens a Database, says where, and keeps it until its standard input ends.
+func child() {
+	tb := pgtest.NewExample("child")
+	defer tb.End()
+	fmt.Println(pgtest.Open(tb).URL())
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envChild) != "" {

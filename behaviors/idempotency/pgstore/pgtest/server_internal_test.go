@@ -244,7 +244,8 @@ func TestAPoolWhoseConnectionIsNotGivenBackIsNoHang(t *testing.T) {
 // Nothing that a client sends makes the proxy panic, or read or keep more than was sent.
 func FuzzClientFrames(f *testing.F) {
 	f.Add([]byte("Q\x00\x00\x00\x0bcommit\x00"))
-	f.Add([]byte("P\x00\x00\x00\x10s\x00commit\x00\x00\x00B\x00\x00\x00\x0e\x00s\x00\x00\x00\x00\x00\x00\x00E\x00\x00\x00\x09\x00\x00\x00\x00\x00S\x00\x00\x00\x04"))
+	f.Add([]byte("P\x00\x00\x00\x0fs\x00commit\x00\x00\x00B\x00\x00\x00\x0d\x00s\x00\x00\x00\x00\x00\x00\x00" +
+		"E\x00\x00\x00\x09\x00\x00\x00\x00\x00S\x00\x00\x00\x04"))
 	f.Add([]byte("S\x00\x00\x00\x03"))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		l := &link{statements: map[string]string{}, portals: map[string]string{}}
