@@ -207,6 +207,9 @@ func (a *attempt) Used() bool {
 	return a.used
 }
 
+// Ended is false: there is no way for a handler to end an attempt.
+func (a *attempt) Ended() bool { return false }
+
 func (a *attempt) Complete(ctx context.Context, done idempotency.Completion) error {
 	return a.record(ctx, done, true)
 }

@@ -392,13 +392,14 @@ func engineCases() []specCase {
 				s.wantRuns(t, 1)
 				wantDatabase(t, f, 1, "order")
 			}},
-		{"LoserWithoutTheHintRollsBackAndReplays_E03",
+		{"LoserWithoutTheHintRollsBackAndReplays_E03_BR39",
 			"Where the hint does nothing, two handlers run and one order remains. The loser answers with it.",
 			func(t *testing.T, f Fixture) {
 				if f.NoHint == nil {
 					return // attempts of one key cannot run side by side here
 				}
 				loserOf[defaults](t, f, "loser-read-committed", nil)
+				loserOf[defaults](t, f, "loser-other-payload", nil)
 				if f.Isolations {
 					loserOf[repeatable](t, f, "loser-repeatable-read", nil)
 					loserOf[serializable](t, f, "loser-serializable", nil)
@@ -558,6 +559,10 @@ func engineCases() []specCase {
 				first := call(within(t), open[defaults](t, watched, s), request(t, "reference-key-1"), order[defaults]{Note: "order"})
 				executed(t, first)
 				rec := look(t, f.Store, watched.claim())
+				ctx, req := requestctx.New(within(t), request(t, "reference-key-1"))
+				if _, err := open[defaults](t, f.Store, s)(ctx, order[defaults]{Note: "order"}); err != nil || req.ExternalRef() != "auth-4711" {
+					t.Errorf("a replay's log line has the reference %q (%v)", req.ExternalRef(), err)
+				}
 				if rec == nil || rec.ExternalRef != "auth-4711" || rec.OriginRequestID != first.id || rec.Scope.Operation != "POST /v1/orders storetest.order" {
 					t.Errorf("the record is %+v", rec)
 				}
@@ -657,6 +662,8 @@ func underFire[P policies](t *testing.T, f Fixture, store idempotency.Store, nam
 
 // loserOf lets two handlers of one key run side by side. The second one commits first; the first one then returns loserErr, and
 // its caller must get the second one's outcome.
+//
+// With a payload of its own the loser meets a conflict instead.
 func loserOf[P policies](t *testing.T, f Fixture, key string, loserErr error) {
 	t.Helper()
 	entered := make(chan int, 2)
@@ -674,13 +681,17 @@ func loserOf[P policies](t *testing.T, f Fixture, key string, loserErr error) {
 		}
 		return nil
 	}}
-	v, cmd := request(t, key), order[P]{Note: key}
+	v, cmds := request(t, key), []order[P]{{Note: key}, {Note: key}}
+	otherPayload := strings.HasSuffix(key, "other-payload")
+	if otherPayload {
+		cmds[0].Amount = 1
+	}
 	ctx := within(t)
 	replies := make([]chan reply[placed], 2)
 	for i := range replies {
 		replies[i] = make(chan reply[placed], 1)
 		send := open[P](t, f.NoHint, s)
-		go func() { replies[i] <- call(ctx, send, v, cmd) }()
+		go func() { replies[i] <- call(ctx, send, v, cmds[i]) }()
 		await(t, entered, fmt.Sprintf("the start of handler %d", i+1))
 	}
 	close(release[1])
@@ -688,7 +699,9 @@ func loserOf[P policies](t *testing.T, f Fixture, key string, loserErr error) {
 	executed(t, winner)
 	close(release[0])
 	loser := await(t, replies[0], "the loser's answer")
-	if got := replayed(t, loser, winner); got != winner.res {
+	if otherPayload {
+		failed[*idempotency.ConflictError](t, loser, requestctx.StateConflict)
+	} else if got := replayed(t, loser, winner); got != winner.res {
 		t.Errorf("%s: the loser got %+v and the winner %+v", key, got, winner.res)
 	}
 	s.wantRuns(t, 2)
