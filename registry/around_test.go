@@ -141,9 +141,12 @@ func TestPipe12_AWrapperMayRefuseAndMayGiveAnErrorOfItsOwn(t *testing.T) {
 		handle func(context.Context, place) error
 		ran    int64
 	}{
-		"before the handler":            {around: func(context.Context, bus.Invocation, next) error { return errForbidden }},
-		"after its success":             {around: func(ctx context.Context, _ bus.Invocation, next next) error { _ = next(ctx); return errForbidden }, ran: 1},
-		"in place of the handler's own": {around: func(ctx context.Context, _ bus.Invocation, next next) error { _ = next(ctx); return errForbidden }, handle: fail(errBoom), ran: 1},
+		"before the handler": {around: func(context.Context, bus.Invocation, next) error { return errForbidden }},
+		"after its success":  {around: func(ctx context.Context, _ bus.Invocation, next next) error { _ = next(ctx); return errForbidden }, ran: 1},
+		"in place of the handler's own": {
+			around: func(ctx context.Context, _ bus.Invocation, next next) error { _ = next(ctx); return errForbidden },
+			handle: fail(errBoom), ran: 1,
+		},
 		"in place of a panic": {
 			around: func(ctx context.Context, _ bus.Invocation, next next) (err error) {
 				defer func() { _ = recover(); err = errForbidden }()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-playground/validator/v10"
 	"go.uber.org/zap"
@@ -24,6 +25,7 @@ import (
 const (
 	before   = "logging, admit, normalize, tags, validate, permit" // everything before the claim
 	executed = before + ", store: begin, around, handler, around ends, store: complete, log: command succeeded"
+	invalid  = "logging, admit, normalize, tags" // what a command with a wrong field gets to
 	refused  = ", log: command refused"
 )
 
@@ -40,10 +42,19 @@ func TestPipe1_TheOrderIsLoggingAdmitValidationPermitIdempotencyAroundHandler(t 
 		want    string
 		code    string
 	}{
-		"success":          {send: pay, want: executed},
-		"pipe-2 admit":     {prepare: func(_ *testing.T, s *shop) { s.admit = refuse(errStranger) }, send: pay, want: "logging, admit" + refused, code: "UNAUTHENTICATED"},
-		"pipe-3 permit":    {prepare: func(_ *testing.T, s *shop) { s.permit = refuse(errForbidden) }, send: pay, want: before + refused, code: "FORBIDDEN"},
-		"V02 invalid tags": {send: func(s *shop) error { return s.attempt(t, "a", theKey, place{Cart: "c", Trace: s.tr}) }, want: "logging, admit, normalize, tags" + refused, code: "VALIDATION_FAILED"},
+		"success": {send: pay, want: executed},
+		"pipe-2 admit": {
+			prepare: func(_ *testing.T, s *shop) { s.admit = refuse(errStranger) },
+			send:    pay, want: "logging, admit" + refused, code: "UNAUTHENTICATED",
+		},
+		"pipe-3 permit": {
+			prepare: func(_ *testing.T, s *shop) { s.permit = refuse(errForbidden) },
+			send:    pay, want: before + refused, code: "FORBIDDEN",
+		},
+		"V02 invalid by its tags": {
+			send: func(s *shop) error { return s.attempt(t, "a", theKey, place{Cart: "c", Trace: s.tr}) },
+			want: invalid + refused, code: "VALIDATION_FAILED",
+		},
 		"V02 invalid by its own Validate": {
 			send: func(s *shop) error {
 				return s.attempt(t, "a", theKey, place{Cart: "closed", Amount: 1, Trace: s.tr})
@@ -56,9 +67,15 @@ func TestPipe1_TheOrderIsLoggingAdmitValidationPermitIdempotencyAroundHandler(t 
 			},
 			want: "logging, admit, normalize, tags, validate, log: command failed", code: "VALIDATION_PANIC",
 		},
-		"V10 invalid and without a key": {send: func(s *shop) error { return s.attempt(t, "a", "", place{Trace: s.tr}) }, want: "logging, admit, normalize, tags" + refused, code: "VALIDATION_FAILED"},
-		"pipe-7 without a key":          {send: func(s *shop) error { return s.attempt(t, "a", "", s.pay()) }, want: before + refused, code: "IDEMPOTENCY_KEY_MISSING"},
-		"pipe-9 replay":                 {prepare: first, send: pay, want: before + ", store: look, log: command replayed"},
+		"V10 invalid and without a key": {
+			send: func(s *shop) error { return s.attempt(t, "a", "", place{Trace: s.tr}) },
+			want: invalid + refused, code: "VALIDATION_FAILED",
+		},
+		"pipe-7 without a key": {
+			send: func(s *shop) error { return s.attempt(t, "a", "", s.pay()) },
+			want: before + refused, code: "IDEMPOTENCY_KEY_MISSING",
+		},
+		"pipe-9 replay": {prepare: first, send: pay, want: before + ", store: look, log: command replayed"},
 		"pipe-9 replay in another process": {
 			prepare: func(t *testing.T, s *shop) { open(t, s.store).must(t, "attempt-1", theKey, s.pay()) },
 			send:    pay, want: before + ", store: begin, store: rollback, log: command replayed",
@@ -71,7 +88,7 @@ func TestPipe1_TheOrderIsLoggingAdmitValidationPermitIdempotencyAroundHandler(t 
 		"V05 invalid under a completed key": {
 			prepare: first,
 			send:    func(s *shop) error { return s.attempt(t, "a", theKey, place{Cart: "c", Trace: s.tr}) },
-			want:    "logging, admit, normalize, tags" + refused, code: "VALIDATION_FAILED",
+			want:    invalid + refused, code: "VALIDATION_FAILED",
 		},
 		"S10 permission withdrawn before the retry": {
 			prepare: func(t *testing.T, s *shop) { first(t, s); s.permit = refuse(errForbidden) },
@@ -108,12 +125,18 @@ func TestPipe1_TheOrderIsLoggingAdmitValidationPermitIdempotencyAroundHandler(t 
 			send: func(s *shop) error { return s.note(t, theKey, note{Text: "x", Trace: s.tr}) },
 			want: "logging, admit, tags, validate, permit, around, handler, around ends, log: command succeeded",
 		},
-		"an invalid unmarked command": {send: func(s *shop) error { return s.note(t, "", note{Trace: s.tr}) }, want: "logging, admit, tags" + refused, code: "VALIDATION_FAILED"},
+		"an invalid unmarked command": {
+			send: func(s *shop) error { return s.note(t, "", note{Trace: s.tr}) },
+			want: "logging, admit, tags" + refused, code: "VALIDATION_FAILED",
+		},
 		"pipe-10 a query": {
 			send: func(s *shop) error { return s.ask(t, find{Order: "1", Trace: s.tr}) },
 			want: "logging, admit, tags, validate, permit, around, handler, around ends, log: query succeeded",
 		},
-		"an invalid query": {send: func(s *shop) error { return s.ask(t, find{Trace: s.tr}) }, want: "logging, admit, tags, log: query refused", code: "VALIDATION_FAILED"},
+		"an invalid query": {
+			send: func(s *shop) error { return s.ask(t, find{Trace: s.tr}) },
+			want: "logging, admit, tags, log: query refused", code: "VALIDATION_FAILED",
+		},
 		"a query that is not permitted": {
 			prepare: func(_ *testing.T, s *shop) { s.permit = refuse(errForbidden) },
 			send:    func(s *shop) error { return s.ask(t, find{Order: "1", Trace: s.tr}) },
@@ -125,7 +148,10 @@ func TestPipe1_TheOrderIsLoggingAdmitValidationPermitIdempotencyAroundHandler(t 
 			send:    func(s *shop) error { return s.check(t, theKey, s.pay()) },
 			want:    before + ", log: check succeeded",
 		},
-		"pipe-11 check of an invalid command": {send: func(s *shop) error { return s.check(t, "", place{Trace: s.tr}) }, want: "logging, admit, normalize, tags, log: check refused", code: "VALIDATION_FAILED"},
+		"pipe-11 check of an invalid command": {
+			send: func(s *shop) error { return s.check(t, "", place{Trace: s.tr}) },
+			want: invalid + ", log: check refused", code: "VALIDATION_FAILED",
+		},
 		"pipe-11 check that is not permitted": {
 			prepare: func(_ *testing.T, s *shop) { s.permit = refuse(errForbidden) },
 			send:    func(s *shop) error { return s.check(t, "", s.pay()) },
@@ -240,6 +266,30 @@ func TestPipe12_GuardsSeeWhatIsDispatchedAndRunInTheirOrder(t *testing.T) {
 		}
 		equal(t, c.want, seen, four(c.want))
 	}
+}
+
+// What the configuration says to the idempotency stage reaches it.
+func TestRequireTenantAndRetryAfterAreInForce(t *testing.T) {
+	t.Parallel()
+	s := open(t, memstore.New(), func(cfg *registry.Config) { cfg.RequireTenant, cfg.RetryAfter = true, 7*time.Second })
+	key, err := requestctx.ParseKey(theKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, _ := requestctx.New(t.Context(), requestctx.Values{Key: key, Scope: requestctx.Scope{Client: "acme-erp"}})
+	_, err = bus.Send(ctx, s.Bus, s.pay())
+	wantCode(t, err, "IDEMPOTENCY_SCOPE_MISSING")
+	equal(t, "store", touched(s.tr.take()), nil)
+
+	// The handler sends its own command again, as a second request would while the first one runs.
+	s.handle = func(context.Context, place) error {
+		_, _, err := s.send(t, "attempt-2", theKey, s.pay())
+		if busy, ok := errors.AsType[*idempotency.InProgressError](err); !ok || busy.RetryAfter != 7*time.Second {
+			t.Errorf("the second request got %v", err)
+		}
+		return nil
+	}
+	s.must(t, "attempt-1", theKey, s.pay())
 }
 
 // A check may be let in where a send is not: the public test route of an inbound interface.

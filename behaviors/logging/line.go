@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// maxOwnFields is room for all fields of a line but the application's. They cost the one allocation that every line of
-	// zap's with fields costs.
-	maxOwnFields = 20
+	// usualFields is room for the fields of most lines. It lies in the context of the dispatch, so that the two are one
+	// allocation; a line with more fields takes one more.
+	usualFields = 10
 	// maxText is where a text is cut, in bytes.
 	maxText = 256
 )

@@ -65,6 +65,7 @@ type timed struct {
 	context.Context
 	start time.Time
 	attrs attributes
+	room  [usualFields]zap.Field // of the line: one allocation for both
 }
 
 // Started notes the time, unless the logger takes no lines at all.
@@ -97,8 +98,7 @@ func (o *Observer) Ended(ctx context.Context, inv bus.Invocation, err error, pan
 	if !ok {
 		t = &timed{} // the level was lowered in between
 	}
-	own := make([]zap.Field, 0, maxOwnFields)
-	own = l.appendTo(own)
+	own := l.appendTo(t.room[:0])
 	own = t.appendTo(own, req)
 
 	x := o.application(ctx, err)

@@ -153,7 +153,7 @@ func TestBR05_AFailureAfterTheWriteLeavesNothing(t *testing.T) {
 				})
 				body := payment("cart-1", 4990)
 				for range 2 { // the failure is not replayed: it happens again
-					a := post(t, s.base, "fails-after-write", body)
+					a := post(t, s.base, d.key("fails-after-write"), body)
 					a.is(t, c.status, c.code)
 					discreet(t, a)
 					if p := a.problem(t); p.Retry != httpedge.SameKey || a.replayed() != "false" || a.header.Get("Retry-After") != "2" {
@@ -164,7 +164,7 @@ func TestBR05_AFailureAfterTheWriteLeavesNothing(t *testing.T) {
 					}
 					d.holds(t, 0, 0)
 				}
-				if a := post(t, s.base, "fails-after-write", body); a.placed(t).CartID != "cart-1" || a.replayed() != "false" {
+				if a := post(t, s.base, d.key("fails-after-write"), body); a.placed(t).CartID != "cart-1" || a.replayed() != "false" {
 					t.Errorf("the retry: %v", a)
 				}
 				if n := s.runs.Load(); n != 3 {
@@ -238,16 +238,16 @@ func TestBR11_WhatBecomesOfTheAnswerDoesNotCount(t *testing.T) {
 			both(t, func(t *testing.T, d *database) {
 				s := serve(t, d, nil)
 				behind := listen(t, c.middle(s))
-				for key, cart := range map[string]string{"paid-and-broken": "cart-1", "refused-and-broken": "cart-1-declined"} {
+				for key, cart := range map[string]string{d.key("paid-and-broken"): "cart-1", d.key("refused-and-broken"): "cart-1-declined"} {
 					a, err := send(within(t), behind, key, payment(cart, 4990))
 					if (err != nil) != (c.status == 0) || err == nil && a.status != c.status {
 						t.Fatalf("the first answer: %v %v", err, a)
 					}
 				}
-				if retry := post(t, s.base, "paid-and-broken", payment("cart-1", 4990)); retry.placed(t).CartID != "cart-1" || retry.replayed() != "true" {
+				if retry := post(t, s.base, d.key("paid-and-broken"), payment("cart-1", 4990)); retry.placed(t).CartID != "cart-1" || retry.replayed() != "true" {
 					t.Errorf("the retry: %v", retry)
 				}
-				retry := post(t, s.base, "refused-and-broken", payment("cart-1-declined", 4990))
+				retry := post(t, s.base, d.key("refused-and-broken"), payment("cart-1-declined", 4990))
 				if retry.is(t, http.StatusPaymentRequired, "PAYMENT_DECLINED"); retry.replayed() != "true" {
 					t.Errorf("the retry: %v", retry)
 				}
@@ -613,7 +613,7 @@ func TestBR67_ATimeLimitRoundTheServiceHarmsNothing(t *testing.T) {
 		}
 
 		body := payment("cart-1", 4990)
-		slow := do(http.MethodPost, "/api/v1/checkouts", body, headers("slow-payment", "X-Limited", "1"))
+		slow := do(http.MethodPost, "/api/v1/checkouts", body, headers(d.key("slow-payment"), "X-Limited", "1"))
 		if slow.status != http.StatusServiceUnavailable || string(slow.body) != "too slow" || slow.replayed() != "" {
 			t.Errorf("the time limit's answer: %v", slow)
 		}
@@ -628,13 +628,13 @@ func TestBR67_ATimeLimitRoundTheServiceHarmsNothing(t *testing.T) {
 			}
 		}
 		unrelated()
-		if busy := do(http.MethodPost, "/api/v1/checkouts", body, headers("slow-payment")); !busy.busy() {
+		if busy := do(http.MethodPost, "/api/v1/checkouts", body, headers(d.key("slow-payment"))); !busy.busy() {
 			t.Errorf("while the handler runs: %v", busy)
 		}
 		close(release)
 		await(t, done, "the handler's end")
 		unrelated()
-		retry := do(http.MethodPost, "/api/v1/checkouts", body, headers("slow-payment"))
+		retry := do(http.MethodPost, "/api/v1/checkouts", body, headers(d.key("slow-payment")))
 		if retry.placed(t); retry.replayed() != "true" {
 			t.Errorf("the retry: %v", retry)
 		}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"time"
 
@@ -141,6 +140,3 @@ func (c checkout) list(ctx context.Context, q ListOrders) (Page, error) {
 	}
 	return page, nil
 }
-
-// isNotFound is for the edge: a query's own "not found".
-func isNotFound(err error) bool { return errors.Is(err, errNoOrder) }

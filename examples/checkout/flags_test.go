@@ -75,7 +75,7 @@ func TestABadConfigurationNeverStarts(t *testing.T) {
 		{"a read-only session", setting("options", "-c default_transaction_read_only=on"),
 			"checkout: -postgres: pgstore: migrate: ERROR: cannot execute CREATE TABLE in a read-only transaction (SQLSTATE 25006)" + postgresHint},
 		{"commits that do not wait for the disk", setting("options", "-c synchronous_commit=off"),
-			"?"},
+			"checkout: registry: Build found 1 problem(s):\n  - pgstore: synchronous_commit is off: a crash of the server would forget commits that were acknowledged, and their keys with them; set it to on, local or stricter"},
 		{"a schema that does not exist", setting("options", "-c search_path=nowhere"),
 			"checkout: -postgres: pgstore: migrate: ERROR: no schema has been selected to create in (SQLSTATE 3F000)" + postgresHint},
 		{"a table of records that is somebody else's", postgres(`CREATE TABLE idempotency_records (id int)`),
@@ -85,13 +85,16 @@ func TestABadConfigurationNeverStarts(t *testing.T) {
 			d.open(t)
 			d.exec(t, `ALTER TABLE idempotency_records DROP COLUMN request_hash, DROP CONSTRAINT idempotency_records_pkey`)
 			return d.flags()
-		}, "?"},
+		}, `checkout: registry: Build found 2 problem(s):
+  - pgstore: idempotency_records has no unique index on id alone, so nothing would decide who owns a key; run pgstore.Migrate
+  - pgstore: idempotency_records has no column request_hash of type bytea; run pgstore.Migrate`},
 		{"a table of records that does not survive a crash", func(t *testing.T) []string {
 			d := postgresDatabase(t)
 			d.open(t)
 			d.exec(t, `ALTER TABLE idempotency_records SET UNLOGGED`)
 			return d.flags()
-		}, "?"},
+		}, `checkout: registry: Build found 1 problem(s):
+  - pgstore: idempotency_records is unlogged or temporary: it is empty after a crash; ALTER TABLE idempotency_records SET LOGGED`},
 		{"a table of orders that is somebody else's, on PostgreSQL", postgres(`CREATE TABLE orders (order_id text COLLATE "C" PRIMARY KEY, total money)`),
 			`checkout: -postgres: ERROR: column o.cart_id does not exist (SQLSTATE 42703)` + postgresHint},
 

@@ -154,7 +154,7 @@ func TestKillMatrix(t *testing.T) {
 				}
 				body := payment(c.cart, 4990)
 				doomed := startAs(t, c.moment, d.flags()...)
-				if a, err := send(within(t), doomed.base, "kill-matrix", body); err == nil {
+				if a, err := send(within(t), doomed.base, d.key("kill-matrix"), body); err == nil {
 					t.Fatalf("the server lives: %v", a)
 				}
 				await(t, doomed.exited, "the server's end")
@@ -164,7 +164,7 @@ func TestKillMatrix(t *testing.T) {
 				d.holds(t, orders*records, records)
 
 				server := start(t, d.flags()...)
-				retry, err := settle(within(t), server.base, "kill-matrix", body)
+				retry, err := settle(within(t), server.base, d.key("kill-matrix"), body)
 				if err != nil || retry.status != status {
 					t.Fatalf("the retry: %v %v", err, retry)
 				}
@@ -175,7 +175,7 @@ func TestKillMatrix(t *testing.T) {
 					t.Errorf("the retry did the work itself: %v", ran)
 				}
 				d.holds(t, orders, 1)
-				again := post(t, server.base, "kill-matrix", body)
+				again := post(t, server.base, d.key("kill-matrix"), body)
 				if !bytes.Equal(anonymous(again), anonymous(retry)) || again.status != status || again.replayed() != "true" {
 					t.Errorf("once more: %v", again)
 				}
@@ -201,7 +201,7 @@ func TestBR03_SIGTERMDrains(t *testing.T) {
 		}
 		// The server says "100 Continue" when the handler begins to read the body: then the request is certainly in.
 		if _, err := fmt.Fprintf(conn, "POST /api/v1/checkouts HTTP/1.1\r\nHost: checkout\r\nContent-Type: application/json\r\n"+
-			"Idempotency-Key: slow-payment\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body)); err != nil {
+			"Idempotency-Key: %s\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", d.key("slow-payment"), len(body)); err != nil {
 			t.Fatal(err)
 		}
 		in := bufio.NewReader(conn)
@@ -234,7 +234,7 @@ func TestBR03_SIGTERMDrains(t *testing.T) {
 		}
 		d.holds(t, 1, 1)
 
-		retry := post(t, start(t, d.flags()...).base, "slow-payment", body)
+		retry := post(t, start(t, d.flags()...).base, d.key("slow-payment"), body)
 		if retry.placed(t).Placed != order.Placed || retry.replayed() != "true" {
 			t.Errorf("sent again to the next server: %v", retry)
 		}
@@ -262,7 +262,7 @@ func TestBR03_SIGTERMDrainsATransaction(t *testing.T) {
 	}
 	first := make(chan outcome, 1)
 	go func() {
-		a, err := send(ctx, server.base, "slow-payment", payment("cart-1", 4990))
+		a, err := send(ctx, server.base, d.key("slow-payment"), payment("cart-1", 4990))
 		first <- outcome{a, err}
 	}()
 	for d.count(t, `SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'authorizations'::regclass`) == 0 {
@@ -270,7 +270,7 @@ func TestBR03_SIGTERMDrainsATransaction(t *testing.T) {
 			t.Fatal("the handler does not come to its second statement")
 		}
 	}
-	if busy := post(t, server.base, "slow-payment", payment("cart-1", 4990)); !busy.busy() {
+	if busy := post(t, server.base, d.key("slow-payment"), payment("cart-1", 4990)); !busy.busy() {
 		t.Errorf("a duplicate meanwhile: %v", busy)
 	}
 

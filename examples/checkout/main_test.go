@@ -126,6 +126,15 @@ func (d *database) sqlite(t *testing.T, work func(*sql.DB) error) {
 	}
 }
 
+// key is a key of this database's own, for tests that run beside others of their kind: advisory locks belong to the whole
+// database of a PostgreSQL, whatever the schema.
+func (d *database) key(name string) string {
+	if d.postgres == nil {
+		return name
+	}
+	return name + "." + d.postgres.Schema()
+}
+
 // count gives the one number that query asks for.
 func (d *database) count(t *testing.T, query string) (n int) {
 	t.Helper()
@@ -363,7 +372,7 @@ func with(t *testing.T, address, name, value string) string {
 	}
 	q := u.Query()
 	q.Set(name, strings.TrimSpace(q.Get(name)+" "+value))
-	u.RawQuery = q.Encode()
+	u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20") // a plus is a plus here
 	return u.String()
 }
 

@@ -4,10 +4,11 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
-	"fmt"
 	"html/template"
+	"log/slog"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"time"
 
@@ -43,6 +44,7 @@ func newServer(kept orders, store idempotency.Store, logger *zap.Logger, dropAns
 	}
 	edge, err := httpedge.New(httpedge.Config{
 		Anonymous: true, // a demonstration has no login: all callers share one space of keys
+		Log:       slog.New(slog.NewJSONHandler(os.Stderr, nil)),
 		Statuses:  map[string]int{errDeclined.code: http.StatusPaymentRequired, errNoOrder.code: http.StatusNotFound},
 	})
 	if err != nil {
@@ -144,6 +146,4 @@ func (d discard) WriteHeader(int)             {}
 //go:embed index.html
 var indexHTML string
 
-var indexPage = template.Must(template.New("index").Funcs(template.FuncMap{
-	"money": func(minor int64) string { return fmt.Sprintf("%d.%02d", minor/100, minor%100) },
-}).Parse(indexHTML))
+var indexPage = template.Must(template.New("index").Parse(indexHTML))
