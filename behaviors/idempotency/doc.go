@@ -25,6 +25,9 @@
 //	any other error, or a panic         none: all is rolled back      runs
 //	an error marked with [Unknown]      none; a fault of the handler  runs
 //
+// Where the database refuses an attempt because of a concurrent one, all of it is made again, the handler included, at most
+// three times. So a handler must not change what its command points to; one that has done so is not run again.
+//
 // The handler runs on a context detached from the request, with the policy's deadline: a client that hangs up does not
 // stop work that it will ask for again.
 package idempotency

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/tekil-go/tekil/requestctx"
@@ -82,10 +83,12 @@ type dispatch struct {
 	req        *requestctx.Request
 	rehash     func(version int16) ([32]byte, bool) // the fingerprint under another version, if this program has that
 	reused     bool                                 // the key had a record that has expired
-	detached   bool                                 // the handler did not use its transaction
+	detached   bool                                 // the handler succeeded and did not use its transaction
+	ran        bool                                 // the handler has been called
 }
 
-// activeKey marks the context of a handler that runs under a record of the engine.
+// activeKey marks the context of a handler that runs under a record of the engine. Its value is an [*atomic.Bool], which is
+// true when the handler has returned.
 type activeKey struct{ *Engine }
 
 func (d *dispatch) report(state requestctx.State, original string) {
@@ -103,21 +106,33 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 		timer = time.NewTimer(d.policy.Wait)
 		defer timer.Stop()
 	}
-	if !d.flights.enter(ctx, d.claim.ID, timer) {
-		return d.inProgress(ctx)
-	}
-	defer d.flights.leave(d.claim.ID)
-
+	entered := false
+	defer func() {
+		if entered {
+			d.flights.leave(d.claim.ID)
+		}
+	}()
 	pause, tries, vanished := firstPause, 0, 0
 	for {
+		// A replay does not queue: those that have waited for the first attempt would otherwise be served one by one, and the
+		// last of them be told that it is in progress when its record stands there.
 		if d.seen.has(d.claim.ID) {
 			rec, err := d.look(ctx)
 			if err != nil {
-				return d.unavailable(err, requestctx.StateRefused)
+				return d.unavailable(ctx, err, requestctx.StateRefused)
 			}
 			if a, err, decided := d.read(rec); decided {
 				return a, err
 			}
+		}
+		if !entered {
+			if busy := d.flights.enter(d.claim.ID); busy != nil {
+				if timer == nil || !wait(ctx, timer, busy) {
+					return d.inProgress(ctx)
+				}
+				continue
+			}
+			entered = true
 		}
 		a, err := d.attempt(ctx, w)
 		again, isAgain := err.(*againError) // compared and not searched for: a handler's error may claim to be anything
@@ -131,10 +146,14 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 			pause = min(2*pause, longestPause)
 		case isAgain:
 			if tries++; tries >= maxTries {
+				if errors.Is(again.cause, ErrCommitUnknown) { // by now it is known: it did not happen
+					return d.unavailable(ctx, again.cause, requestctx.StateFreed)
+				}
 				d.report(requestctx.StateFreed, "")
 				return answer{}, &RetriesError{Command: d.name, Tries: tries, Err: again.cause}
 			}
 			sleep(ctx, nil, time.Duration(rand.Int64N(int64(tries)*int64(10*time.Millisecond))))
+			ctx = context.WithoutCancel(ctx) // as for the handler: a caller who has gone will ask for this work again
 		case err == errVanished:
 			if vanished++; vanished >= maxVanished {
 				return d.inProgress(ctx)
@@ -167,7 +186,7 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 	case errors.Is(err, ErrSerialization):
 		return a, &againError{err}
 	case err != nil:
-		return d.unavailable(err, requestctx.StateRefused)
+		return d.unavailable(ctx, err, requestctx.StateRefused)
 	}
 	// What follows must end on its own: the handler, so that a client with a short timeout does not undo the work that it
 	// will ask for again, and the completion, so that it is not cut off between the handler and the record.
@@ -190,21 +209,33 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 		}
 	}
 
+	if d.ran && d.changed() {
+		undo()
+		d.report(requestctx.StateFreed, "")
+		return a, &HandlerError{Command: d.name, Reason: "the handler had to be run again because of a concurrent transaction, and its first run has changed what the command points to (a slice, a map, a pointer), so it would have done other work than it was asked for; copy before changing"}
+	}
+	d.ran = true
+	returned := new(atomic.Bool)
+	defer returned.Store(true)
 	workCtx, cancel := context.WithTimeoutCause(detached, d.policy.Deadline, errDeadline)
 	defer cancel()
-	result, workErr := w(context.WithValue(at.Context(workCtx), activeKey{d.Engine}, true))
+	result, workErr := w(context.WithValue(at.Context(workCtx), activeKey{d.Engine}, returned))
+	returned.Store(true)
 	cancel()
-	d.detached = !at.Used()
+	d.detached = workErr == nil && !at.Used()
 
 	var final *finalError
 	var unknown *unknownError
-	done := Completion{Result: result, ResultType: d.resultType, ExternalRef: d.req.ExternalRef()}
+	done := Completion{Result: result, ResultType: d.resultType, ExternalRef: storable(d.req.ExternalRef())}
 	switch {
 	case workErr == nil && d.detached && d.policy.Strict:
 		undo()
 		d.report(requestctx.StateFreed, "")
 		return a, &HandlerError{Command: d.name, Reason: "the handler succeeded without using the transaction it was given, so its work and its record would not share a commit; write through the store's DB (policy Strict)"}
 	case workErr == nil:
+	case at.Ended():
+		undo()
+		return a, d.ended(workErr)
 	case errors.As(workErr, &unknown):
 		undo()
 		d.report(requestctx.StateFreed, "")
@@ -228,6 +259,18 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 	return d.finish(detached, at, done)
 }
 
+// changed reports whether the command is no longer what its fingerprint was made of.
+func (d *dispatch) changed() bool {
+	hash, ok := d.rehash(d.claim.HashVersion)
+	return !ok || hash != d.claim.Hash
+}
+
+// ended answers for a handler that has ended its transaction.
+func (d *dispatch) ended(cause error) error {
+	d.report(requestctx.StateUnknown, "")
+	return &HandlerError{Command: d.name, Reason: "the handler committed or rolled back the transaction it was given; work may have been done without a record", Err: cause}
+}
+
 // errDeadline is the cause of a handler's context that ended by the policy.
 var errDeadline = errors.New("idempotency: the policy's deadline for the handler has passed")
 
@@ -248,7 +291,7 @@ func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a a
 	case errors.Is(err, ErrLost):
 		rec, err := d.look(ctx)
 		if err != nil {
-			return d.unavailable(err, requestctx.StateFreed)
+			return d.unavailable(ctx, err, requestctx.StateFreed)
 		}
 		if a, err, decided := d.read(rec); decided {
 			return a, err
@@ -261,13 +304,12 @@ func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a a
 	case errors.Is(err, ErrCommitUnknown):
 		return d.resolve(ctx, err)
 	case errors.Is(err, ErrTransactionEnded):
-		d.report(requestctx.StateUnknown, "")
-		return a, &HandlerError{Command: d.name, Reason: "the handler committed or rolled back the transaction it was given; work may have been done without a record", Err: err}
+		return a, d.ended(err)
 	case errors.Is(err, ErrTransactionAborted):
 		d.report(requestctx.StateFreed, "")
-		return a, &HandlerError{Command: d.name, Reason: "a statement failed in the handler's transaction and the handler returned success all the same; everything was rolled back", Err: err}
+		return a, &HandlerError{Command: d.name, Reason: "the handler's transaction could not be committed, because a statement in it had failed or was still running, or because a deferred constraint or trigger refused its rows; everything was rolled back", Err: err}
 	}
-	return d.unavailable(err, requestctx.StateFreed)
+	return d.unavailable(ctx, err, requestctx.StateFreed)
 }
 
 // failed answers a handler's error. What the handler ran into may have been the winner's work, seen before its record (where
@@ -317,6 +359,11 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 	}
 	over := rec.Expired && rec.State != InProgress
 	switch {
+	case rec.State == Completed && rec.Attempt == d.claim.Attempt:
+		// This very dispatch, whose answer from the database was lost. Expired or not, what it was to do has been done.
+		d.seen.add(d.claim.ID)
+		d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
+		return answer{kind: rec.Outcome, result: rec.Result}, nil, true
 	case rec.ResultType == tombstoneType, over && rec.AfterExpiry == Tombstone && (rec.State != Failed || !d.sameHash(rec)):
 		d.report(requestctx.StateExpired, "")
 		return a, &ExpiredError{Command: d.name}, true
@@ -334,11 +381,7 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 		if rec.ExternalRef != "" && d.req.ExternalRef() == "" {
 			d.req.SetExternalRef(rec.ExternalRef) // for the log line of the replay (rule see-1)
 		}
-		if rec.Attempt == d.claim.Attempt { // this very dispatch, whose answer from the database was lost
-			d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
-		} else {
-			d.report(requestctx.StateReplayed, rec.OriginRequestID)
-		}
+		d.report(requestctx.StateReplayed, rec.OriginRequestID)
 		return answer{kind: rec.Outcome, result: rec.Result}, nil, true
 	case InProgress:
 		d.report(requestctx.StateInProgress, rec.OriginRequestID)
@@ -378,9 +421,24 @@ func (d *dispatch) inProgress(ctx context.Context) (answer, error) {
 }
 
 // unavailable fails closed: the handler has not run, or what it did has been rolled back.
-func (d *dispatch) unavailable(err error, state requestctx.State) (answer, error) {
+func (d *dispatch) unavailable(ctx context.Context, err error, state requestctx.State) (answer, error) {
 	d.report(state, "")
+	if errors.Is(ctx.Err(), context.Canceled) { // the caller has gone, which says nothing about the store
+		return answer{}, context.Cause(ctx)
+	}
 	return answer{}, &StoreError{Command: d.name, Err: err}
+}
+
+// wait waits for a channel to be closed. It reports false when the timer has fired or ctx has ended first.
+func wait(ctx context.Context, timer *time.Timer, closed <-chan struct{}) bool {
+	select {
+	case <-closed:
+		return true
+	case <-timer.C:
+		return false
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // sleep pauses for a while. It reports false when the timer has fired or ctx has ended first; a nil timer does not fire.
@@ -395,7 +453,6 @@ func sleep(ctx context.Context, timer *time.Timer, d time.Duration) bool {
 	case <-pause.C:
 		return true
 	case <-fired:
-		timer.Reset(0)
 		return false
 	case <-ctx.Done():
 		return false

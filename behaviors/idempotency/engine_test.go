@@ -402,6 +402,30 @@ func TestX13_ClaimThatTakesTooLongGivesUp(t *testing.T) {
 	})
 }
 
+func TestCallerThatHangsUpWhileItWaitsForAConnectionSaysNothingAboutTheStore(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	send, v := b.pays(t), keyed(t, "key-00000001")
+	ctx, hangUp := context.WithCancelCause(t.Context())
+	b.stub.begin = func(ctx context.Context, _ int) error {
+		hangUp(errPaper)
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if _, out, err := call(ctx, send, v, pay{Cart: "a"}); err != errPaper || out.State != requestctx.StateRefused {
+		t.Errorf("%+v, %v", out, err)
+	}
+	b.want(t, 0, 0, 0)
+}
+
+func TestBoundsOfThePatienceAreThoseThatTheDocumentsName(t *testing.T) {
+	t.Parallel()
+	if idempotency.BeginTimeout != 5*time.Second || idempotency.FinishTimeout != 10*time.Second || idempotency.ResolveTimeout != 5*time.Second ||
+		idempotency.MaxTries != 3 || idempotency.MaxVanished != 5 || idempotency.LongestPause != 50*time.Millisecond {
+		t.Error("a bound has changed")
+	}
+}
+
 // The commit's answer is lost.
 
 func TestX07_CommitWhoseAnswerIsLostIsASuccessOfThisAttempt(t *testing.T) {

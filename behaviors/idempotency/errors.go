@@ -18,7 +18,8 @@ var (
 	ErrCommitUnknown = errors.New("idempotency: the outcome of the commit is unknown")
 	// ErrTransactionEnded: the handler ended the transaction that it was given.
 	ErrTransactionEnded = errors.New("idempotency: the handler ended its transaction")
-	// ErrTransactionAborted: a statement failed in the transaction and the handler returned success all the same.
+	// ErrTransactionAborted: a statement had failed in the transaction, or was still running, when the handler returned success,
+	// or a deferred constraint or trigger refused the handler's rows at COMMIT.
 	ErrTransactionAborted = errors.New("idempotency: the handler's transaction is aborted")
 )
 

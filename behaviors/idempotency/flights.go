@@ -1,10 +1,6 @@
 package idempotency
 
-import (
-	"context"
-	"sync"
-	"time"
-)
+import "sync"
 
 // flights lets one dispatch of a key at a time past, in this process. It decides nothing, the store does; it spares the
 // duplicates a database connection each, which would otherwise starve everybody else's commands.
@@ -13,30 +9,16 @@ type flights struct {
 	m  map[ID]chan struct{}
 }
 
-// enter waits, at most until the timer fires or ctx ends, until no other dispatch of the key is under way. It reports
-// whether the caller is now the one, who must call leave. A nil timer means not to wait.
-func (f *flights) enter(ctx context.Context, id ID, timer *time.Timer) bool {
-	for {
-		f.mu.Lock()
-		busy, ok := f.m[id]
-		if !ok {
-			f.m[id] = make(chan struct{})
-			f.mu.Unlock()
-			return true
-		}
-		f.mu.Unlock()
-		if timer == nil {
-			return false
-		}
-		select {
-		case <-busy:
-		case <-timer.C:
-			timer.Reset(0) // it stays fired for whoever looks next
-			return false
-		case <-ctx.Done():
-			return false
-		}
+// enter makes the caller the one, who must call leave, and gives nil; or it gives the channel that is closed when the other
+// one has left.
+func (f *flights) enter(id ID) (busy <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if busy, ok := f.m[id]; ok {
+		return busy
 	}
+	f.m[id] = make(chan struct{})
+	return nil
 }
 
 func (f *flights) leave(id ID) {

@@ -188,6 +188,9 @@ type Attempt interface {
 	Context(ctx context.Context) context.Context
 	// Used reports whether the handler has asked for the transaction.
 	Used() bool
+	// Ended reports, when the handler has failed and before Rollback, whether it has ended the transaction itself, or tried
+	// to, as far as the store can tell. What it had done by then may then be committed without a record.
+	Ended() bool
 	// Complete writes the record and commits, business rows included. It takes the key from a record that is absent,
 	// expired with AfterExpiry Reuse and not in progress, or failed with the same hash, and from no other; never from a
 	// record of another scope.

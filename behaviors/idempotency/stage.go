@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"sync/atomic"
 
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
@@ -85,8 +86,12 @@ type stage[C bus.Command[R], R any] struct {
 func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R, error) {
 	var none R
 	req := requestctx.From(ctx)
-	if ctx.Value(activeKey{s.engine}) != nil {
+	if returned, ok := ctx.Value(activeKey{s.engine}).(*atomic.Bool); ok {
 		// Inside the handler of another marked command: one intent, one record, one transaction.
+		if returned.Load() {
+			req.Report(requestctx.Outcome{State: requestctx.StateRefused})
+			return none, &HandlerError{Command: s.name, Reason: "it was sent on the context of another command's handler that has returned, so no record covers it; wait for what a handler starts, or give it a context that is not the handler's"}
+		}
 		req.Report(requestctx.Outcome{State: requestctx.StateNested})
 		return next(ctx, cmd)
 	}
@@ -166,7 +171,7 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C) (*dispatch, erro
 		Engine: s.engine, name: s.name, policy: s.policy, resultType: s.resultType, req: req,
 		claim: Claim{
 			ID: scope.ID(), Scope: scope, Hash: hash, HashVersion: hashVersion(s.policy.Version),
-			Attempt: newAttemptID(), OriginRequestID: req.ID(),
+			Attempt: newAttemptID(), OriginRequestID: storable(req.ID()),
 			Retention: s.policy.Retention, AfterExpiry: s.policy.AfterExpiry, Isolation: s.policy.Isolation,
 		},
 		rehash: func(version int16) ([32]byte, bool) {
@@ -181,6 +186,11 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C) (*dispatch, erro
 	}, nil
 }
 
+// storable is s as every database takes it: PostgreSQL refuses NUL and what is not UTF-8, and would do so after the work.
+func storable(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
 // encode gives the stored form of a result and what a replay will make of it, before anything is committed: the first
 // caller gets the same value as every later one, and a result that cannot be read back is found in time.
 func encode[R any](name string, res R) (own R, data []byte, err error) {
@@ -189,7 +199,7 @@ func encode[R any](name string, res R) (own R, data []byte, err error) {
 			own, data, err = *new(R), nil, &ResultError{Command: name, Err: errors.New("a marshaller panicked")}
 		}
 	}()
-	if data, err = json.Marshal(res); err == nil {
+	if data, err = json.Marshal(&res); err == nil { // the address: a method with a pointer receiver counts as well
 		own, err = decode[R](data)
 	}
 	if err != nil {

@@ -56,8 +56,14 @@ func MigrateWithConfig(ctx context.Context, pool *pgxpool.Pool, cfg Config) erro
 		}
 		if cfg.Schema != "" {
 			name := pgx.Identifier{cfg.Schema}.Sanitize()
-			if _, err := tx.Exec(ctx, `CREATE SCHEMA IF NOT EXISTS `+name); err != nil {
+			var exists bool // asked first, because IF NOT EXISTS wants the right to create one all the same
+			if err := tx.QueryRow(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, name).Scan(&exists); err != nil {
 				return err
+			}
+			if !exists {
+				if _, err := tx.Exec(ctx, `CREATE SCHEMA `+name); err != nil {
+					return err
+				}
 			}
 			if _, err := tx.Exec(ctx, `SET LOCAL search_path TO `+name); err != nil {
 				return err

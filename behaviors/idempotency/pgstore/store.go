@@ -183,12 +183,13 @@ func (s *Store) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Att
 type attempt struct {
 	store   *Store
 	conn    *pgxpool.Conn // nil when the attempt has ended
-	tx      pgx.Tx
 	claim   idempotency.Claim
 	found   *idempotency.Record
 	started time.Time
+	taken   bool // the handler has no access any more
 	g       guard
-	given   *handle
+	given   handle   // what the handler gets
+	outer   *attempt // the attempt whose handler this one was begun in, of another store or another bus
 }
 
 func (a *attempt) begin(ctx context.Context) (got bool, err error) {
@@ -197,13 +198,16 @@ func (a *attempt) begin(ctx context.Context) (got bool, err error) {
 	b.Queue(a.store.hintSQL, a.claim.ID.LockKey())
 	b.Queue(a.store.lookSQL, a.store.lookArgs(&a.claim)...)
 	br := a.conn.SendBatch(ctx, b)
-	a.tx = br.Tx()
+	a.given = handle{tx: br.Tx(), g: &a.g}
 	if _, err = br.Exec(); err == nil {
 		if err = br.QueryRow().Scan(&got, &a.started); err == nil {
 			a.found, err = scanRecord(br.QueryRow(), &a.claim)
 		}
 	}
-	return got, errors.Join(err, br.Close())
+	if closing := br.Close(); err == nil {
+		err = closing
+	}
+	return got, err
 }
 
 func level(i idempotency.Isolation) pgx.TxIsoLevel {
@@ -221,43 +225,83 @@ func (a *attempt) Found() *idempotency.Record { return a.found }
 
 // Context puts the transaction into the handler's context.
 func (a *attempt) Context(ctx context.Context) context.Context {
+	a.outer, _ = ctx.Value(attemptKey{}).(*attempt)
 	return context.WithValue(ctx, attemptKey{}, a)
 }
 
 func (a *attempt) handle() *handle {
-	if a.given == nil {
-		a.given = &handle{tx: a.tx, g: &a.g}
-	}
-	return a.given
+	a.g.used.Store(true)
+	return &a.given
 }
 
 // Used reports whether the handler has asked for the transaction.
-func (a *attempt) Used() bool { return a.given != nil }
+func (a *attempt) Used() bool { return a.g.used.Load() }
+
+// Ended reports whether the handler has ended the transaction, as far as the connection's state tells: one that has begun
+// another is found out when the record is written.
+func (a *attempt) Ended() bool { return a.takeBack() && a.ended() }
+
+func (a *attempt) ended() bool {
+	if a.g.ended.Load() {
+		return true
+	}
+	pc := a.conn.Conn().PgConn()
+	return !pc.IsClosed() && !pc.IsBusy() && pc.TxStatus() == 'I'
+}
+
+// takeBack takes the transaction back from the handler. It reports false when a goroutine that the handler has left behind is
+// in the middle of a statement: the connection is then that goroutine's, and all that can be done is to break it.
+func (a *attempt) takeBack() bool {
+	if a.taken {
+		return a.conn != nil
+	}
+	a.taken = true
+	if a.g.revoke() {
+		return true
+	}
+	if a.conn != nil {
+		_ = a.conn.Hijack().PgConn().Conn().Close()
+		a.conn = nil
+	}
+	return false
+}
 
 // Complete writes the record and commits, in one turn.
 func (a *attempt) Complete(ctx context.Context, done idempotency.Completion) error {
-	a.g.revoked.Store(true)
 	defer a.Rollback(ctx)
-	pc := a.conn.Conn().PgConn()
-	switch {
-	case a.g.ended.Load(), !pc.IsClosed() && !pc.IsBusy() && pc.TxStatus() == 'I':
+	if !a.takeBack() {
+		return errStillRunning
+	}
+	if a.ended() {
 		return idempotency.ErrTransactionEnded
+	}
+	switch pc := a.conn.Conn().PgConn(); {
 	case pc.IsClosed():
 		return fmt.Errorf("%w: its connection is closed", idempotency.ErrTransactionAborted)
 	case pc.IsBusy():
-		return fmt.Errorf("%w: rows were left open", idempotency.ErrTransactionAborted)
+		return errOpenRows
 	case pc.TxStatus() == 'E':
 		return idempotency.ErrTransactionAborted
 	}
 	return a.write(ctx, &pgx.Batch{}, done, a.started)
 }
 
+var (
+	errStillRunning = fmt.Errorf("%w: a goroutine that the handler started and did not wait for was still writing", idempotency.ErrTransactionAborted)
+	errOpenRows     = fmt.Errorf("%w: rows were left open", idempotency.ErrTransactionAborted)
+)
+
 // Refuse rolls the handler's rows back and writes the record of a refusal in a transaction of its own.
 func (a *attempt) Refuse(ctx context.Context, done idempotency.Completion) error {
-	a.g.revoked.Store(true)
 	defer a.Rollback(ctx)
-	if a.g.ended.Load() {
+	if !a.takeBack() {
+		return errStillRunning
+	}
+	if a.ended() {
 		return idempotency.ErrTransactionEnded
+	}
+	if a.conn.Conn().PgConn().IsBusy() {
+		return errOpenRows
 	}
 	if err := a.rollback(ctx); err != nil {
 		return fmt.Errorf("pgstore: roll back: %w", err)
@@ -286,20 +330,24 @@ func (a *attempt) write(ctx context.Context, b *pgx.Batch, done idempotency.Comp
 	br := a.conn.SendBatch(ctx, b)
 	var tag pgconn.CommandTag
 	var err error
-	for range b.Len() {
+	answered := 0
+	for ; answered < b.Len(); answered++ {
 		if tag, err = br.Exec(); err != nil {
 			break
 		}
 	}
-	err = errors.Join(err, br.Close())
+	if closing := br.Close(); err == nil {
+		err = closing
+	}
 	if err == nil && tag.String() != "COMMIT" { // a failed transaction answers COMMIT with ROLLBACK and without an error
 		return idempotency.ErrTransactionAborted
 	}
-	return verdict(err)
+	return verdict(err, answered >= b.Len()-1)
 }
 
-// verdict reads what the server said to the record's statement and COMMIT.
-func verdict(err error) error {
+// verdict reads what the server said to the record's statement or, with committing, to the COMMIT behind it. There the same
+// code means something else: deferred constraints and triggers of the handler's rows run in it, and may raise anything.
+func verdict(err error, committing bool) error {
 	if err == nil {
 		return nil
 	}
@@ -310,31 +358,34 @@ func verdict(err error) error {
 		}
 		return fmt.Errorf("%w: %w", idempotency.ErrCommitUnknown, err)
 	}
-	switch pg.Code {
-	case raisedLost:
-		return idempotency.ErrLost
-	case raisedEnded:
-		return idempotency.ErrTransactionEnded
-	case "40001", "40P01":
-		return fmt.Errorf("%w: %w", idempotency.ErrSerialization, err)
-	case "55P03", "57014": // lock_timeout; a cancelled statement
-		return fmt.Errorf("%w: %w", idempotency.ErrBusy, err)
-	case "25P02":
-		return idempotency.ErrTransactionAborted
-	}
-	switch pg.Code[:2] {
-	case "08", "57": // the server is going away: it may have committed before
+	class := pg.Code[:min(2, len(pg.Code))]
+	switch {
+	case class == "", class == "08", class == "57" && pg.Code != codeCanceled: // the server or a pooler is going away: it may have committed before
 		return fmt.Errorf("%w: %w", idempotency.ErrCommitUnknown, err)
-	case "23": // a deferred constraint of the handler's rows
+	case pg.Code == "40001", pg.Code == "40P01":
+		return fmt.Errorf("%w: %w", idempotency.ErrSerialization, err)
+	case pg.Code == "25P02":
+		return idempotency.ErrTransactionAborted
+	case committing && (class == "53" || class == "55" || class == "57" || class == "58" || class == "XX"): // want of something, or a bound
+		return fmt.Errorf("pgstore: the commit was refused with SQLSTATE %s", pg.Code) // a trigger's text may quote a row
+	case committing:
 		return fmt.Errorf("%w: %w", idempotency.ErrTransactionAborted, err)
+	case pg.Code == raisedLost:
+		return idempotency.ErrLost
+	case pg.Code == raisedEnded:
+		return idempotency.ErrTransactionEnded
+	case pg.Code == "55P03": // lock_timeout
+		return fmt.Errorf("%w: %w", idempotency.ErrBusy, err)
 	}
 	return fmt.Errorf("pgstore: write the record: %w", err)
 }
 
+// codeCanceled is what a statement ends with that somebody has cancelled or that took longer than statement_timeout allows.
+const codeCanceled = "57014"
+
 // Rollback undoes what is open and gives the connection back.
 func (a *attempt) Rollback(ctx context.Context) {
-	a.g.revoked.Store(true)
-	if a.conn == nil {
+	if !a.takeBack() {
 		return
 	}
 	_ = a.rollback(ctx) // a connection that cannot be rolled back is closed, and the server rolls back by itself

@@ -127,6 +127,9 @@ func (a *attempt) Context(ctx context.Context) context.Context {
 // Used reports whether the handler has asked for the transaction.
 func (a *attempt) Used() bool { return a.used.Load() }
 
+// Ended reports whether the handler has sent a text that would have ended the transaction.
+func (a *attempt) Ended() bool { return errors.Is(a.revoke(), idempotency.ErrTransactionEnded) }
+
 // Complete writes the record and commits.
 func (a *attempt) Complete(ctx context.Context, done idempotency.Completion) error {
 	fault := a.revoke()
