@@ -28,6 +28,7 @@ type Engine struct {
 	cfg     Config
 	flights flights
 	seen    seen
+	brief   brief
 }
 
 // New makes an engine. It reports a secret that is too short.
@@ -52,8 +53,8 @@ func New(cfg Config) (*Engine, error) {
 const (
 	// beginTimeout bounds the claim, waiting for a connection included: after it the store counts as not available.
 	beginTimeout = 5 * time.Second
-	// finishTimeout bounds completion, refusal and rollback, which do not run on the request's context.
-	finishTimeout = 10 * time.Second
+	// briefTime and its double bound a look, completion, refusal and rollback, which do not end with the request.
+	briefTime = 5 * time.Second
 	// resolveTimeout bounds finding out what became of a commit whose answer was lost.
 	resolveTimeout = 5 * time.Second
 	// maxTries bounds how often an attempt is made that the database refuses because of a concurrent one.
@@ -100,12 +101,7 @@ func (d *dispatch) report(state requestctx.State, original string) {
 
 // run finds the outcome of the key or makes it.
 func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
-	// The wait is one budget for all the waiting that this dispatch does.
-	var timer *time.Timer
-	if d.policy.Wait > 0 {
-		timer = time.NewTimer(d.policy.Wait)
-		defer timer.Stop()
-	}
+	until := time.Now().Add(d.policy.Wait) // one budget for all the waiting that this dispatch does
 	entered := false
 	defer func() {
 		if entered {
@@ -127,7 +123,7 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 		}
 		if !entered {
 			if busy := d.flights.enter(d.claim.ID); busy != nil {
-				if timer == nil || !wait(ctx, timer, busy) {
+				if !wait(ctx, until, busy) {
 					return d.inProgress(ctx)
 				}
 				continue
@@ -140,7 +136,7 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 		case err == nil:
 			return a, nil
 		case err == errBusy:
-			if timer == nil || !sleep(ctx, timer, pause) {
+			if !sleep(ctx, until, pause) {
 				return d.inProgress(ctx)
 			}
 			pause = min(2*pause, longestPause)
@@ -152,7 +148,7 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 				d.report(requestctx.StateFreed, "")
 				return answer{}, &RetriesError{Command: d.name, Tries: tries, Err: again.cause}
 			}
-			sleep(ctx, nil, time.Duration(rand.Int64N(int64(tries)*int64(10*time.Millisecond))))
+			sleep(ctx, never, time.Duration(rand.Int64N(int64(tries)*int64(10*time.Millisecond))))
 			ctx = context.WithoutCancel(ctx) // as for the handler: a caller who has gone will ask for this work again
 		case err == errVanished:
 			if vanished++; vanished >= maxVanished {
@@ -276,8 +272,7 @@ var errDeadline = errors.New("idempotency: the policy's deadline for the handler
 
 // finish writes the record and reads the store's word on it.
 func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a answer, err error) {
-	finishCtx, cancel := context.WithTimeout(ctx, finishTimeout)
-	defer cancel()
+	finishCtx := d.brief.context(ctx)
 	if done.Outcome == Refusal {
 		err = at.Refuse(finishCtx, done)
 	} else {
@@ -340,7 +335,7 @@ func (d *dispatch) resolve(ctx context.Context, cause error) (answer, error) {
 			}
 			return answer{}, &againError{cause}
 		}
-		if !sleep(ctx, nil, pause) {
+		if !sleep(ctx, never, pause) {
 			d.report(requestctx.StateUnknown, "")
 			return answer{}, &OutcomeUnknownError{Command: d.name, Err: cause}
 		}
@@ -401,15 +396,11 @@ func (d *dispatch) sameHash(rec *Record) bool {
 }
 
 func (d *dispatch) look(ctx context.Context) (*Record, error) {
-	ctx, cancel := context.WithTimeout(ctx, beginTimeout)
-	defer cancel()
-	return d.cfg.Store.Look(ctx, d.claim)
+	return d.cfg.Store.Look(d.brief.context(ctx), d.claim)
 }
 
 func (d *dispatch) rollback(ctx context.Context, at Attempt) {
-	ctx, cancel := context.WithTimeout(ctx, finishTimeout)
-	defer cancel()
-	at.Rollback(ctx)
+	at.Rollback(d.brief.context(ctx))
 }
 
 func (d *dispatch) inProgress(ctx context.Context) (answer, error) {
@@ -429,8 +420,17 @@ func (d *dispatch) unavailable(ctx context.Context, err error, state requestctx.
 	return answer{}, &StoreError{Command: d.name, Err: err}
 }
 
-// wait waits for a channel to be closed. It reports false when the timer has fired or ctx has ended first.
-func wait(ctx context.Context, timer *time.Timer, closed <-chan struct{}) bool {
+// never is the end of a wait that only its context ends.
+var never time.Time
+
+// wait waits for a channel to be closed. It reports false when the time has come or ctx has ended first.
+func wait(ctx context.Context, until time.Time, closed <-chan struct{}) bool {
+	left := time.Until(until)
+	if left <= 0 {
+		return false
+	}
+	timer := time.NewTimer(left)
+	defer timer.Stop()
 	select {
 	case <-closed:
 		return true
@@ -441,19 +441,22 @@ func wait(ctx context.Context, timer *time.Timer, closed <-chan struct{}) bool {
 	}
 }
 
-// sleep pauses for a while. It reports false when the timer has fired or ctx has ended first; a nil timer does not fire.
-func sleep(ctx context.Context, timer *time.Timer, d time.Duration) bool {
-	var fired <-chan time.Time
-	if timer != nil {
-		fired = timer.C
+// sleep pauses for a while. It reports false when the time has come or ctx has ended before that.
+func sleep(ctx context.Context, until time.Time, d time.Duration) bool {
+	whole := true
+	if until != never {
+		if left := time.Until(until); left < d {
+			d, whole = left, false
+		}
+		if d <= 0 {
+			return false
+		}
 	}
-	pause := time.NewTimer(d)
-	defer pause.Stop()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
-	case <-pause.C:
-		return true
-	case <-fired:
-		return false
+	case <-timer.C:
+		return whole
 	case <-ctx.Done():
 		return false
 	}

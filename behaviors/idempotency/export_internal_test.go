@@ -14,7 +14,7 @@ func CheckPolicy(p Policy) (filled Policy, warnings []string, err error) {
 // Bounds of the engine's patience.
 const (
 	BeginTimeout   time.Duration = beginTimeout
-	FinishTimeout  time.Duration = finishTimeout
+	FinishTimeout  time.Duration = 2 * briefTime
 	ResolveTimeout time.Duration = resolveTimeout
 	MaxTries                     = maxTries
 	MaxVanished                  = maxVanished

@@ -27,6 +27,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -72,15 +73,14 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
 	s := &Store{pool: pool, cfg: cfg}
 	table := s.table()
 	// The time is the transaction's start: it proves at the end that this is still the same transaction.
-	s.hintSQL = `SELECT pg_try_advisory_xact_lock($1), now()`
+	// Advisory locks are the database's and not the schema's, so the table takes part in the number.
+	s.hintSQL = `SELECT pg_try_advisory_xact_lock($1::bigint # '` + strings.ReplaceAll(table, "'", "''") + `'::regclass::oid::bigint), now()`
 	if cfg.NoHint {
 		s.hintSQL = `SELECT $1::bigint IS NOT NULL, now()`
 	}
-	// What fits into a number travels as one: fewer columns are a tenth of a replay's time.
-	s.lookSQL = `SELECT (tenant = $2 AND client = $3 AND operation = $4 AND key = $5)::int + 2 * (expires_at <= clock_timestamp())::int
- + 4 * (after_expiry = 'tombstone')::int + 8 * CASE state WHEN 'completed' THEN 0 WHEN 'in_progress' THEN 1 ELSE 2 END + 32 * coalesce(outcome, 0),
- hash_version, request_hash, attempt, result, coalesce(result_type, ''), origin_request_id, coalesce(external_ref, '')
- FROM ` + table + ` WHERE id = $1`
+	// Each operator costs more than a column, so all that can be told from a column is told here and not by the server.
+	s.lookSQL = `SELECT tenant = $2 AND client = $3 AND operation = $4 AND key = $5, request_hash, hash_version, state, after_expiry, attempt,
+ outcome, result, result_type, origin_request_id, external_ref, expires_at <= clock_timestamp() FROM ` + table + ` WHERE id = $1`
 	// now() is stable and so not evaluated before the statement runs: the raising branch raises only when it is taken.
 	s.writeSQL = `WITH won AS (
  INSERT INTO ` + table + ` AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts,
@@ -134,10 +134,14 @@ func uuid(id [16]byte) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} 
 // scanRecord reads a record, or gives nil for no row. The four columns of the scope are compared by the server; where they are
 // not those of the claim, the record's scope is left empty, which the engine takes for what it is: another scope.
 func scanRecord(row pgx.Row, c *idempotency.Claim) (*idempotency.Record, error) {
-	var flags int
+	var same bool
 	var hash []byte
+	var afterExpiry string
+	var outcome *int16
+	var resultType, externalRef *string
 	r := new(idempotency.Record)
-	err := row.Scan(&flags, &r.HashVersion, &hash, (*[16]byte)(&r.Attempt), &r.Result, &r.ResultType, &r.OriginRequestID, &r.ExternalRef)
+	err := row.Scan(&same, &hash, &r.HashVersion, (*string)(&r.State), &afterExpiry, (*[16]byte)(&r.Attempt),
+		&outcome, &r.Result, &resultType, &r.OriginRequestID, &externalRef, &r.Expired)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -145,15 +149,21 @@ func scanRecord(row pgx.Row, c *idempotency.Claim) (*idempotency.Record, error) 
 		return nil, err
 	}
 	copy(r.Hash[:], hash)
-	if flags&1 != 0 {
+	if same {
 		r.Scope = c.Scope
 	}
-	r.Expired = flags&2 != 0
-	if flags&4 != 0 {
+	if afterExpiry == idempotency.Tombstone.String() {
 		r.AfterExpiry = idempotency.Tombstone
 	}
-	r.State = [...]idempotency.RecordState{idempotency.Completed, idempotency.InProgress, idempotency.Failed, idempotency.Failed}[flags>>3&3]
-	r.Outcome = idempotency.OutcomeKind(flags >> 5)
+	if outcome != nil {
+		r.Outcome = idempotency.OutcomeKind(*outcome)
+	}
+	if resultType != nil {
+		r.ResultType = *resultType
+	}
+	if externalRef != nil {
+		r.ExternalRef = *externalRef
+	}
 	return r, nil
 }
 
@@ -315,17 +325,13 @@ func (a *attempt) Refuse(ctx context.Context, done idempotency.Completion) error
 // at which the transaction must have begun, or nil when b begins it.
 func (a *attempt) write(ctx context.Context, b *pgx.Batch, done idempotency.Completion, started any) error {
 	c := &a.claim
-	afterExpiry := "reuse"
-	if c.AfterExpiry == idempotency.Tombstone {
-		afterExpiry = "tombstone"
-	}
 	result := done.Result
 	if result == nil {
 		result = []byte{}
 	}
 	b.Queue(a.store.lockTimeoutSQL)
 	b.Queue(a.store.writeSQL, uuid(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
-		afterExpiry, uuid(c.Attempt), int16(done.Outcome), result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.Retention, started)
+		c.AfterExpiry.String(), uuid(c.Attempt), int16(done.Outcome), result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.Retention, started)
 	b.Queue(`COMMIT`)
 	br := a.conn.SendBatch(ctx, b)
 	var tag pgconn.CommandTag
