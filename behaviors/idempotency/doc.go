@@ -28,6 +28,9 @@
 // Where the database refuses an attempt because of a concurrent one, all of it is made again, the handler included, at most
 // three times. So a handler must not change what its command points to; one that has done so is not run again.
 //
+// A marked command that a handler sends runs in the same transaction and under the same record: one intent, one record. If it
+// fails and the handler goes on, what it wrote stays; a handler that wants it undone returns the error.
+//
 // The handler runs on a context detached from the request, with the policy's deadline: a client that hangs up does not
 // stop work that it will ask for again.
 package idempotency

@@ -53,7 +53,7 @@ func (*KeyInvalidError) Code() string { return "IDEMPOTENCY_KEY_INVALID" }
 // configuration. Nothing was read or recorded.
 type ScopeError struct {
 	Command string
-	// Missing is "client" or "tenant".
+	// Missing is "client" or "tenant", or says that one of them, or the source, is there and cannot be stored.
 	Missing string
 }
 

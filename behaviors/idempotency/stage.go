@@ -162,6 +162,11 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C) (*dispatch, erro
 	if src := req.Source(); src != "" {
 		scope.Operation = src + " " + s.name
 	}
+	for _, part := range [...]struct{ name, value string }{{"client", scope.Client}, {"tenant", scope.Tenant}, {"source", scope.Operation}} {
+		if storable(part.value) != part.value { // replacing characters here would make one scope of two
+			return nil, &ScopeError{Command: s.name, Missing: part.name + " that can be stored (UTF-8 without NUL)"}
+		}
+	}
 	in := fingerprintInput{Tenant: scope.Tenant, Command: s.name, ContractVersion: s.policy.Version, Resource: req.Resource()}
 	hash, err := fingerprintOf(s.enc, in, cmd, s.engine.cfg.Secret)
 	if err != nil {

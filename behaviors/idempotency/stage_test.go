@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/behaviors/idempotency/memstore"
 	"github.com/tekil-go/tekil/bus"
+	"github.com/tekil-go/tekil/requestctx"
 )
 
 // stage makes the stage of the command C and gives what Build would report.
@@ -225,3 +227,43 @@ func TestF18_SecretFieldCountsAndTheSecretDoes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAScopeThatNoDatabaseCanStoreIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
+	t.Parallel()
+	for _, v := range []requestctx.Values{
+		{Scope: requestctx.Scope{Client: "a\x00b"}},
+		{Scope: requestctx.Scope{Client: "acme", Tenant: "\xff"}},
+		{Scope: requestctx.Scope{Client: "acme"}, Source: "POST /\x00"},
+	} {
+		store := memstore.New()
+		engine, err := idempotency.New(idempotency.Config{Store: store})
+		if err != nil {
+			t.Fatal(err)
+		}
+		claimed, _, err := idempotency.Stage(engine, func(context.Context, plainCommand) (string, error) { return "", nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := bus.New(bus.Serve[plainCommand](bus.Log(bus.Validate(claimed, bus.Invocation{}, nil, nil), bus.Invocation{}, nil, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.Key, err = requestctx.ParseKey("scope-key-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, _ := requestctx.New(t.Context(), v)
+		var scope *idempotency.ScopeError
+		if _, err := bus.Send(ctx, b, plainCommand{}); !errors.As(err, &scope) || !strings.Contains(err.Error(), "can be stored") {
+			t.Errorf("%+v: got %v", v.Scope, err)
+		}
+		if n := len(store.Records()); n != 0 {
+			t.Errorf("%+v: %d records", v.Scope, n)
+		}
+	}
+}
+
+type plainCommand struct{}
+
+func (plainCommand) CommandName() bus.Name[string] { return "test.plain" }
+func (plainCommand) Idempotent()                   {}

@@ -16,7 +16,8 @@ import (
 // Configure puts the settings into cfg that make a dead or frozen process let go of its keys soon, unless cfg sets them:
 // idle_in_transaction_session_timeout 60 s (a transaction whose process does not move any more is ended by the server) and
 // client_connection_check_interval 2 s (a statement whose client has gone is given up). They travel with the connection's
-// start and cost nothing later. Call it between pgxpool.ParseConfig and pgxpool.NewWithConfig.
+// start and cost nothing later. Call it between pgxpool.ParseConfig and pgxpool.NewWithConfig. PgBouncer refuses connections with
+// start parameters that it does not know; behind it, name the two in its ignore_startup_parameters and set them on the server.
 func Configure(cfg *pgxpool.Config) {
 	params := cfg.ConnConfig.RuntimeParams
 	for name, value := range map[string]string{
