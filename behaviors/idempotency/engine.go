@@ -44,7 +44,7 @@ func New(cfg Config) (*Engine, error) {
 	}
 	return &Engine{
 		cfg:     cfg,
-		flights: flights{m: make(map[ID]chan struct{})},
+		flights: flights{m: make(map[ID]*flight)},
 		seen:    seen{now: make(map[ID]struct{})},
 	}, nil
 }
@@ -86,6 +86,7 @@ type dispatch struct {
 	reused     bool                                 // the key had a record that has expired
 	detached   bool                                 // the handler succeeded and did not use its transaction
 	ran        bool                                 // the handler has been called
+	completed  *Record                              // the completed record that was met or made
 }
 
 // activeKey marks the context of a handler that runs under a record of the engine. Its value is an [*atomic.Bool], which is
@@ -105,7 +106,7 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 	entered := false
 	defer func() {
 		if entered {
-			d.flights.leave(d.claim.ID)
+			d.flights.leave(d.claim.ID, d.completed)
 		}
 	}()
 	pause, tries, vanished := firstPause, 0, 0
@@ -123,8 +124,11 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 		}
 		if !entered {
 			if busy := d.flights.enter(d.claim.ID); busy != nil {
-				if !wait(ctx, until, busy) {
+				if !wait(ctx, until, busy.landed) {
 					return d.inProgress(ctx)
+				}
+				if a, err, decided := d.read(busy.rec); decided {
+					return a, err
 				}
 				continue
 			}
@@ -281,6 +285,11 @@ func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a a
 	switch {
 	case err == nil:
 		d.seen.add(d.claim.ID)
+		d.completed = &Record{
+			Scope: d.claim.Scope, Hash: d.claim.Hash, HashVersion: d.claim.HashVersion, State: Completed, AfterExpiry: d.claim.AfterExpiry,
+			Attempt: d.claim.Attempt, Outcome: done.Outcome, Result: done.Result, ResultType: done.ResultType,
+			OriginRequestID: d.claim.OriginRequestID, ExternalRef: done.ExternalRef,
+		}
 		d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
 		return answer{kind: done.Outcome, result: done.Result}, nil
 	case errors.Is(err, ErrLost):
@@ -373,6 +382,7 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 	switch rec.State {
 	case Completed:
 		d.seen.add(d.claim.ID)
+		d.completed = rec
 		if rec.ExternalRef != "" && d.req.ExternalRef() == "" {
 			d.req.SetExternalRef(rec.ExternalRef) // for the log line of the replay (rule see-1)
 		}

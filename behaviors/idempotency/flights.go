@@ -6,27 +6,34 @@ import "sync"
 // duplicates a database connection each, which would otherwise starve everybody else's commands.
 type flights struct {
 	mu sync.Mutex
-	m  map[ID]chan struct{}
+	m  map[ID]*flight
 }
 
-// enter makes the caller the one, who must call leave, and gives nil; or it gives the channel that is closed when the other
-// one has left.
-func (f *flights) enter(id ID) (busy <-chan struct{}) {
+// flight is a dispatch that is under way.
+type flight struct {
+	landed chan struct{} // closed when it has left
+	rec    *Record       // then, the completed record that it has met or made, or nil
+}
+
+// enter makes the caller the one, who must call leave, and gives nil; or it gives the other one's flight.
+func (f *flights) enter(id ID) *flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if busy, ok := f.m[id]; ok {
 		return busy
 	}
-	f.m[id] = make(chan struct{})
+	f.m[id] = &flight{landed: make(chan struct{})}
 	return nil
 }
 
-func (f *flights) leave(id ID) {
+// leave lets the others go on. They read rec, which has just been committed, and so need not ask the store for it.
+func (f *flights) leave(id ID, rec *Record) {
 	f.mu.Lock()
-	busy := f.m[id]
+	own := f.m[id]
 	delete(f.m, id)
 	f.mu.Unlock()
-	close(busy)
+	own.rec = rec
+	close(own.landed)
 }
 
 // seenSize bounds each of the two generations of a seen set: at most twice as many ids of 16 bytes, about 3 MB.

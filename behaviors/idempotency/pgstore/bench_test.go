@@ -194,3 +194,70 @@ func BenchmarkReplay(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkStorm is goal S1: 64 requests with one key at once, whose handler takes 20 ms, on a pool of 16 that four workers use
+// for other commands at the same time. It reports how many other commands go through, compared with a calm window, and how
+// often the stormed handler ran: once for each storm.
+func BenchmarkStorm(b *testing.B) {
+	pool := benchPool(b, 16)
+	others := benchBus(b, pool)
+	var ran atomic.Int64
+	stormed := serve(b, pgstore.New(pool), func(ctx context.Context, c note) (string, error) {
+		ran.Add(1)
+		_, err := pgstore.DB(ctx, pool).Exec(ctx, `SELECT pg_sleep(0.02)`)
+		return "", err
+	})
+	storms := 0
+	storm := func() { // one after another, for the length of a window
+		until := time.Now().Add(window)
+		for time.Now().Before(until) {
+			storms++
+			key := fmt.Sprintf("storm-%08d", storms)
+			var wg sync.WaitGroup
+			for range 64 {
+				wg.Go(func() {
+					if _, err := bus.Send(keyed(context.Background(), key), stormed, note{"x"}); err != nil {
+						b.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+		}
+	}
+	calm := func(with func()) float64 {
+		var done atomic.Int64
+		var wg sync.WaitGroup
+		start := time.Now()
+		for range 4 {
+			wg.Go(func() {
+				for time.Since(start) < window {
+					if _, err := bus.Send(keyed(context.Background(), uuid.NewString()), others, order); err != nil {
+						b.Error(err)
+						return
+					}
+					done.Add(1)
+				}
+			})
+		}
+		if with != nil {
+			with()
+		}
+		wg.Wait()
+		return float64(done.Load())
+	}
+	calm(storm)
+	var ratios []float64
+	for i := range b.N {
+		var x, y float64
+		if i%2 == 0 {
+			x, y = calm(nil), calm(storm)
+		} else {
+			y, x = calm(storm), calm(nil)
+		}
+		ratios = append(ratios, y/x)
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(ratios[len(ratios)/2], "x-calm")
+	b.ReportMetric(float64(ran.Load())/float64(storms), "runs/storm")
+	b.ReportMetric(0, "ns/op")
+}

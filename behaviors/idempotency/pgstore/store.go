@@ -27,6 +27,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -57,7 +58,7 @@ type Store struct {
 	pool *pgxpool.Pool
 	cfg  Config
 
-	hintSQL, lookSQL, writeSQL, lockTimeoutSQL string
+	hintSQL, lookSQL, writeSQL string
 }
 
 var _ idempotency.Store = (*Store)(nil)
@@ -81,11 +82,15 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
 	// Each operator costs more than a column, so all that can be told from a column is told here and not by the server.
 	s.lookSQL = `SELECT tenant = $2 AND client = $3 AND operation = $4 AND key = $5, request_hash, hash_version, state, after_expiry, attempt,
  outcome, result, result_type, origin_request_id, external_ref, expires_at <= clock_timestamp() FROM ` + table + ` WHERE id = $1`
+	// lock_timeout is set by the statement itself, before it meets the key: a statement of its own would cost as much again as
+	// the comparison below. 0 would mean for ever.
 	// now() is stable and so not evaluated before the statement runs: the raising branch raises only when it is taken.
 	s.writeSQL = `WITH won AS (
  INSERT INTO ` + table + ` AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts,
   outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
- VALUES ($1, $2, $3, $4, $5, $6, $7, 'completed', $8, $9, 1, $10, $11, $12, $13, nullif($14, ''), clock_timestamp(), clock_timestamp(), clock_timestamp() + $15::interval)
+ SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::smallint, 'completed', $8::text, $9::uuid, 1, $10::smallint, $11::bytea, $12::text,
+  $13::text, nullif($14::text, ''), clock_timestamp(), clock_timestamp(), clock_timestamp() + $15::interval
+ FROM (SELECT set_config('lock_timeout', '` + strconv.FormatInt(max(cfg.LockTimeout.Milliseconds(), 1), 10) + `', true)) AS patience
  ON CONFLICT (id) DO UPDATE SET request_hash = excluded.request_hash, hash_version = excluded.hash_version, state = excluded.state,
   after_expiry = excluded.after_expiry, attempt = excluded.attempt, attempts = 1, fence = NULL, lease_until = NULL, outcome = excluded.outcome,
   result = excluded.result, result_type = excluded.result_type, origin_request_id = excluded.origin_request_id,
@@ -95,7 +100,6 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
    OR r.state = 'failed' AND r.request_hash = excluded.request_hash)
  RETURNING 1)
 SELECT 1 / count(*), CASE WHEN $16::timestamptz IS NULL OR now() = $16 THEN 0 ELSE ('another transaction, begun at ' || now()::text)::integer END FROM won`
-	s.lockTimeoutSQL = fmt.Sprintf(`SET LOCAL lock_timeout = %d`, max(cfg.LockTimeout.Milliseconds(), 1)) // 0 would mean for ever
 	return s
 }
 
@@ -329,7 +333,6 @@ func (a *attempt) write(ctx context.Context, b *pgx.Batch, done idempotency.Comp
 	if result == nil {
 		result = []byte{}
 	}
-	b.Queue(a.store.lockTimeoutSQL)
 	b.Queue(a.store.writeSQL, uuid(c.ID), c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
 		c.AfterExpiry.String(), uuid(c.Attempt), int16(done.Outcome), result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.Retention, started)
 	b.Queue(`COMMIT`)
