@@ -195,7 +195,8 @@ type Attempt interface {
 	// expired with AfterExpiry Reuse and not in progress, or failed with the same hash, and from no other; never from a
 	// record of another scope.
 	//
-	// ErrLost: another attempt's record stands there; nothing of this one is committed. ErrBusy: another attempt is just
+	// ErrLost: another attempt's record stands there; nothing of this one is committed. A store may give it as well for a
+	// record that Begin has not read, whatever its state. ErrBusy: another attempt is just
 	// committing. ErrSerialization: the whole attempt may be made again. ErrCommitUnknown: nobody knows.
 	// ErrTransactionEnded and ErrTransactionAborted: the handler did what it must not.
 	Complete(ctx context.Context, done Completion) error
