@@ -108,7 +108,7 @@ func TestFillsErrorsAreProblemsBeforeThePipeline(t *testing.T) {
 		case "theirs":
 			return errForbidden
 		case "broken":
-			return errors.New("card 4111")
+			return errors.New("card 4111111111111111")
 		}
 		c.CartID = r.URL.Query().Get("cart")
 		return nil
@@ -119,7 +119,7 @@ func TestFillsErrorsAreProblemsBeforeThePipeline(t *testing.T) {
 	g.do("POST", "/v1/orders?cart=theirs", usual, k1).fails(403, "FORBIDDEN", httpedge.SameKey)
 	res := g.do("POST", "/v1/orders?cart=broken", usual, k1)
 	res.fails(500, "INTERNAL", httpedge.SameKey)
-	if strings.Contains(res.body+g.log.String(), "4111") || !strings.Contains(g.log.String(), `"level":"ERROR"`) {
+	if strings.Contains(res.body+g.log.String(), "41111111") || !strings.Contains(g.log.String(), `"level":"ERROR"`) {
 		t.Errorf("answer %s, log %s", res.body, g.log)
 	}
 	g.want(0, 0, 0)

@@ -353,7 +353,11 @@ func raw(t testing.TB, s *httptest.Server, method, path, headers, body string) *
 	if _, err := io.WriteString(conn, text); err != nil {
 		t.Fatal(err)
 	}
-	res, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: method})
+	in := bufio.NewReader(conn)
+	res, err := http.ReadResponse(in, &http.Request{Method: method})
+	for err == nil && res.StatusCode < 200 { // an answer may be announced
+		res, err = http.ReadResponse(in, &http.Request{Method: method})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
