@@ -57,26 +57,46 @@ func TestX15X16X17_AStoreThatCouldNotKeepItsPromisesIsRefused(t *testing.T) {
 	}
 }
 
+// limited gives a pool of one connection whose role may use the schema and no more.
+func limited(t *testing.T, db *pgtest.Database) (pool *pgxpool.Pool, role string) {
+	t.Helper()
+	cfg := db.PoolConfig()
+	cfg.MaxConns = 1
+	pool, role = pgtest.NewPool(t, cfg), "limited_"+db.Schema()
+	exec(t, db.Pool(), `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		pool.Close()
+		exec(t, db.Pool(), `DROP OWNED BY `+role)
+		exec(t, db.Pool(), `DROP ROLE `+role)
+	})
+	exec(t, db.Pool(), `GRANT USAGE ON SCHEMA `+db.Schema()+` TO `+role)
+	exec(t, pool, `SET ROLE `+role)
+	return pool, role
+}
+
 func TestX16_ARoleWithoutRightsIsRefused(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Open(t)
-	pool := db.Pool()
-	migrated(t, pool)
-	cfg := db.PoolConfig()
-	cfg.MaxConns = 1
-	limited := pgtest.NewPool(t, cfg)
-	role := "limited_" + db.Schema()
-	exec(t, pool, `CREATE ROLE `+role)
-	t.Cleanup(func() {
-		limited.Close()
-		exec(t, pool, `DROP OWNED BY `+role)
-		exec(t, pool, `DROP ROLE `+role)
-	})
-	exec(t, pool, `GRANT USAGE ON SCHEMA `+db.Schema()+` TO `+role)
-	exec(t, pool, `GRANT SELECT ON idempotency_records TO `+role)
-	exec(t, limited, `SET ROLE `+role)
-	if _, err := pgstore.New(limited).Check(t.Context()); err == nil || !strings.Contains(err.Error(), "may not SELECT, INSERT and UPDATE") {
+	migrated(t, db.Pool())
+	pool, role := limited(t, db)
+	exec(t, db.Pool(), `GRANT SELECT ON idempotency_records TO `+role)
+	if _, err := pgstore.New(pool).Check(t.Context()); err == nil || !strings.Contains(err.Error(), "may not SELECT, INSERT and UPDATE") {
 		t.Errorf("the check says %v", err)
+	}
+}
+
+func TestMigrateWantsNoRightToCreateWhereThereIsNothingToDo(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Open(t)
+	migrated(t, db.Pool())
+	pool, role := limited(t, db)
+	exec(t, db.Pool(), `GRANT SELECT ON idempotency_migrations TO `+role)
+	if err := pgstore.Migrate(t.Context(), pool); err != nil {
+		t.Errorf("with all tables there: %v", err)
+	}
+	exec(t, db.Pool(), `DROP TABLE idempotency_migrations`)
+	if err := pgstore.Migrate(t.Context(), pool); err == nil {
+		t.Error("without the right to create, the missing table was passed by")
 	}
 }
 

@@ -69,9 +69,15 @@ func MigrateWithConfig(ctx context.Context, pool *pgxpool.Pool, cfg Config) erro
 				return err
 			}
 		}
-		if _, err := tx.Exec(ctx, `CREATE TABLE IF NOT EXISTS idempotency_migrations (
-			version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())`); err != nil {
+		var versioned bool // asked first, for the same reason
+		if err := tx.QueryRow(ctx, `SELECT to_regclass(quote_ident(current_schema()) || '.idempotency_migrations') IS NOT NULL`).Scan(&versioned); err != nil {
 			return err
+		}
+		if !versioned {
+			if _, err := tx.Exec(ctx, `CREATE TABLE idempotency_migrations (
+				version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())`); err != nil {
+				return err
+			}
 		}
 		var have int
 		if err := tx.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM idempotency_migrations`).Scan(&have); err != nil {

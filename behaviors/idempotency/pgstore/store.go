@@ -94,7 +94,7 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
  FROM (SELECT set_config('lock_timeout', '`
 	values := columns + strconv.FormatInt(max(cfg.LockTimeout.Milliseconds(), 1), 10) + `', true)) AS patience`
 	// Where there was no record, a plain INSERT is enough: if another attempt was quicker it raises a unique violation. It takes
-	// the server less than half the time of the other one.
+	// the server a sixth less time than the other one.
 	s.insertSQL = `INSERT INTO ` + table + values
 	s.replaceSQL = `WITH won AS (INSERT INTO ` + table + ` AS r` + values + `
  ON CONFLICT (id) DO UPDATE SET request_hash = excluded.request_hash, hash_version = excluded.hash_version, state = excluded.state,
