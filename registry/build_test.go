@@ -143,6 +143,21 @@ func (brokenStore) Check(context.Context) ([]string, error) {
 
 // The messages are designed: each names the place of the registration, the command, what is wrong and what to do. {1} is the
 // place that registers first, {2} the second one.
+// hurried and lasting have leases out of their bounds.
+type hurried struct{ Amount int64 }
+
+func (hurried) CommandName() bus.Name[placed] { return "shop.hurried" }
+func (hurried) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Mode: idempotency.Leased, Lease: 29 * time.Second}
+}
+
+type lasting struct{ Amount int64 }
+
+func (lasting) CommandName() bus.Name[placed] { return "shop.lasting" }
+func (lasting) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Mode: idempotency.Leased, Lease: time.Hour + time.Second}
+}
+
 func TestBuildRefuses(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -165,6 +180,30 @@ func TestBuildRefuses(t *testing.T) {
 				return []string{one, above(1)}
 			},
 			want: []string{"{2}: shop.note: registry_test.note has two handlers; the first one is registered at {1}"},
+		},
+		"T11 a lease out of its bounds": {
+			register: func(r *registry.Registry) []string {
+				registry.Handle(r, serve[hurried, placed])
+				registry.Handle(r, serve[lasting, placed])
+				return []string{above(2), above(1)}
+			},
+			want: []string{
+				"{1}: shop.hurried: Lease is 29s; it must be between 30s and 1h0m0s",
+				"{2}: shop.lasting: Lease is 1h0m1s; it must be between 30s and 1h0m0s",
+			},
+		},
+		"a reconciler that is missing, and one that would never be asked": {
+			register: func(r *registry.Registry) []string {
+				registry.Handle(r, serve[remit, placed])
+				registry.Handle(r, serve[place, placed], registry.Reconcile(func(context.Context, place) (placed, bool, error) { return placed{}, false, nil }))
+				registry.Handle(r, serve[note, bus.None], registry.Reconcile(func(context.Context, note) (bus.None, bool, error) { return bus.None{}, false, nil }))
+				return []string{above(3), above(2), above(1)}
+			},
+			want: []string{
+				"{1}: bank.remit: its policy says Takeover Reconcile and no reconciler is registered; add registry.Reconcile to its registration",
+				"{2}: shop.place: it has a reconciler and its policy does not say Mode Leased and Takeover Reconcile, so it would never be asked",
+				"{3}: shop.note: it has a reconciler and is not marked idempotent",
+			},
 		},
 		"two types under one name": {
 			register: func(r *registry.Registry) []string {
@@ -379,12 +418,12 @@ func TestBuildRefuses(t *testing.T) {
 				return []string{above(1)}
 			},
 			want: []string{
-				"{1}: shop.absurd: the mode mode(7) does not exist; use idempotency.Atomic",
+				"{1}: shop.absurd: the mode mode(7) does not exist; use idempotency.Atomic or idempotency.Leased",
 				"{1}: shop.absurd: AfterExpiry afterexpiry(7) does not exist; use Reuse or Tombstone",
 				"{1}: shop.absurd: Isolation isolation(7) does not exist; use ReadCommitted, RepeatableRead or Serializable",
 				"{1}: shop.absurd: Retention (-1h0m0s) and Deadline (2h0m0s) must not be negative",
 				"{1}: shop.absurd: Wait is 1m0s; at most 30s",
-				"{1}: shop.absurd: Deadline is 2h0m0s; at most 1h0m0s: longer work does not belong in one transaction",
+				"{1}: shop.absurd: Deadline is 2h0m0s; at most 1h0m0s",
 				"{1}: shop.absurd: Version is 1000; it must be between 0 and 999",
 				"{1}: shop.absurd: Retention (-1h0m0s) is shorter than Deadline (2h0m0s): the record could expire while its handler runs",
 			},

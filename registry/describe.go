@@ -47,6 +47,10 @@ type IdempotencyDescription struct {
 	Isolation   string `json:"isolation"`
 	Version     int    `json:"version"`
 	Strict      bool   `json:"strict"`
+	// Lease, Takeover and MaxAttempts are set for Leased commands.
+	Lease       string `json:"lease,omitempty"`
+	Takeover    string `json:"takeover,omitempty"`
+	MaxAttempts int    `json:"max_attempts,omitempty"`
 }
 
 // Describe says what was built. Before Build has succeeded it is empty.
@@ -95,6 +99,15 @@ func protection(policy idempotency.Policy, requireTenant bool) *IdempotencyDescr
 	if policy.Wait == 0 {
 		d.Duplicate = "in progress at once"
 	}
+	if policy.Mode == idempotency.Leased {
+		d.Lease, d.Takeover, d.MaxAttempts = policy.Lease.String(), policy.Takeover.String(), policy.MaxAttempts
+		if policy.Duplicate == idempotency.AnswerAccepted {
+			d.Duplicate = strings.Replace(d.Duplicate, "in progress", "accepted", 1)
+		}
+		if policy.RelaxedClaim {
+			d.Mode = "leased (relaxed claim)"
+		}
+	}
 	return d
 }
 
@@ -116,6 +129,9 @@ func (d Description) String() string {
 		if i := c.Idempotency; i != nil {
 			fmt.Fprintf(&s, "  idempotent: %s, key %s, scope %s\n  retention %s then %s; duplicate %s; deadline %s; %s; version %d; strict %t\n",
 				i.Mode, i.Key, i.Scope, i.Retention, i.AfterExpiry, i.Duplicate, i.Deadline, i.Isolation, i.Version, i.Strict)
+			if i.Lease != "" {
+				fmt.Fprintf(&s, "  lease %s, takeover %s, at most %d attempts\n", i.Lease, i.Takeover, i.MaxAttempts)
+			}
 		} else if c.Kind == "command" {
 			s.WriteString("  not idempotent\n")
 		}

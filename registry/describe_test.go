@@ -27,6 +27,19 @@ func (transfer) Idempotency() idempotency.Policy {
 	}
 }
 
+// remit is Leased, with nothing left to its default.
+type remit struct{ Amount int64 }
+
+func (remit) CommandName() bus.Name[placed] { return "bank.remit" }
+func (remit) Idempotency() idempotency.Policy {
+	return idempotency.Policy{
+		Mode: idempotency.Leased, Lease: time.Minute, Takeover: idempotency.Reconcile, MaxAttempts: 3,
+		Duplicate: idempotency.AnswerAccepted, RelaxedClaim: true,
+	}
+}
+
+func remitted(context.Context, remit) (placed, bool, error) { return placed{}, false, nil }
+
 // described is a registry with one command of each kind, registered in the order given.
 func described(t *testing.T, cfg registry.Config, backwards bool) *registry.Registry {
 	t.Helper()
@@ -36,6 +49,7 @@ func described(t *testing.T, cfg registry.Config, backwards bool) *registry.Regi
 		func() { registry.Handle(reg, serve[place, placed]) },
 		func() { registry.Handle(reg, serve[note, bus.None]) },
 		func() { registry.Handle(reg, serve[transfer, bus.None]) },
+		func() { registry.Handle(reg, serve[remit, placed], registry.Reconcile(remitted)) },
 		func() { registry.Handle(reg, serve[keeper, placed]) },
 		func() { registry.Handle(reg, serve[typo, placed]) },
 		func() { registry.HandleQuery(reg, serve[find, placed]) },

@@ -30,8 +30,9 @@ func rooms() map[string][]string {
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
 		"behaviors/logging":                    append([]string{"bus", "requestctx"}, zap...),
 		"behaviors/validation":                 {"bus", "requestctx", "github.com/go-playground/validator/v10"},
-		"behaviors/idempotency":                {"bus", "requestctx"},
+		"behaviors/idempotency":                {"bus", "requestctx", "go.uber.org/zap"}, // for what a person and the purger do, in the log of the dispatches
 		"behaviors/idempotency/storetest":      {"bus", "requestctx", "behaviors/idempotency", "testing"},
+		"behaviors/idempotency/internal/*":     {"bus", "requestctx", "behaviors/idempotency", "testing", "go.uber.org/zap", "github.com/anishathalye/porcupine"}, // for tests alone
 		"behaviors/idempotency/memstore":       {"behaviors/idempotency", "testing"},
 		"behaviors/idempotency/sqlitestore":    {"behaviors/idempotency"},
 		"behaviors/idempotency/pgstore":        append([]string{"behaviors/idempotency"}, pgx...),
@@ -44,7 +45,7 @@ func rooms() map[string][]string {
 // forTests is what test files may import beside what is ours: no assertion library among it.
 func forTests() []string {
 	return []string{
-		"testing", "testing/*", "bus", "requestctx", "requestctx/*", "requestctx/internal/*", "behaviors/*", "behaviors/idempotency/*", "behaviors/idempotency/*/*", "registry",
+		"testing", "testing/*", "bus", "requestctx", "requestctx/*", "requestctx/internal/*", "behaviors/*", "behaviors/idempotency/*", "behaviors/idempotency/internal/*", "behaviors/idempotency/*/*", "registry",
 		"go.uber.org/goleak", "go.uber.org/zap", "go.uber.org/zap/*", "go.uber.org/zap/zaptest/observer", "pgregory.net/rapid",
 		"github.com/google/uuid", "github.com/go-playground/validator/v10", "github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/*",
 		"github.com/fergusstrange/embedded-postgres", "modernc.org/sqlite", "modernc.org/sqlite/lib",

@@ -103,7 +103,7 @@ func (s spyStore) Look(ctx context.Context, c idempotency.Claim) (*idempotency.R
 	return s.Store.Look(ctx, c)
 }
 
-func (s spyStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s spyStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	s.tr.add("store: begin")
 	a, err := s.Store.Begin(ctx, c)
 	if err != nil {
@@ -113,23 +113,23 @@ func (s spyStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.A
 }
 
 type spyAttempt struct {
-	idempotency.Attempt
+	idempotency.Transaction
 	tr *trace
 }
 
 func (a spyAttempt) Complete(ctx context.Context, done idempotency.Completion) error {
 	a.tr.add("store: complete")
-	return a.Attempt.Complete(ctx, done)
+	return a.Transaction.Complete(ctx, done)
 }
 
 func (a spyAttempt) Refuse(ctx context.Context, done idempotency.Completion) error {
 	a.tr.add("store: refuse")
-	return a.Attempt.Refuse(ctx, done)
+	return a.Transaction.Refuse(ctx, done)
 }
 
 func (a spyAttempt) Rollback(ctx context.Context) {
 	a.tr.add("store: rollback")
-	a.Attempt.Rollback(ctx)
+	a.Transaction.Rollback(ctx)
 }
 
 // place is the marked command of most tests. Its own methods are in the trace, where it carries one.

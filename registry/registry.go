@@ -84,16 +84,36 @@ type item struct {
 func New(cfg Config) *Registry { return &Registry{cfg: cfg} }
 
 // Handle says that h serves the command C. h is called from many goroutines at once. Problems are reported by Build, with the
-// file and line of this call. A registration after Build is not served and is logged as an error.
-func Handle[C bus.Command[R], R any](r *Registry, h func(context.Context, C) (R, error)) {
+// file and line of this call. A registration after Build is not served and is logged as an error. The one option is [Reconcile].
+func Handle[C bus.Command[R], R any](r *Registry, h func(context.Context, C) (R, error), options ...Option[C, R]) {
+	var o handling[C, R]
+	for _, option := range options {
+		option(&o)
+	}
 	r.add(item{
 		where: caller(), goType: reflect.TypeFor[C](), result: reflect.TypeFor[R](), nilFn: h == nil,
 		name:   nameOf(func(c C) string { return string(c.CommandName()) }),
 		marked: idempotency.IsMarked[C](),
 		build: func(p *parts, inv bus.Invocation) bus.Entry {
-			return bus.Serve[C](command[C, R](p, inv, h))
+			return bus.Serve[C](command[C, R](p, inv, h, o.reconcile))
 		},
 	})
+}
+
+// Option is a setting of one registration.
+type Option[C bus.Command[R], R any] func(*handling[C, R])
+
+type handling[C, R any] struct{ reconcile reconciler[C, R] }
+
+type reconciler[C, R any] func(context.Context, C) (R, bool, error)
+
+// Reconcile gives a Leased command whose policy says Takeover Reconcile its reconciler: a function that is asked before the handler in
+// every attempt of a key but the first. It looks for what an earlier attempt may have done and not recorded, by the downstream
+// key at the other side or by a natural key in a table, and gives the result if it finds it; then the handler does not run. It
+// may open the business transaction and write what is missing. Where it finds nothing (found is false) the handler runs, and an
+// error of its own is read like one of the handler's. Wrappers set in Config.Around do not stand around it.
+func Reconcile[C bus.Command[R], R any](f func(ctx context.Context, cmd C) (res R, found bool, err error)) Option[C, R] {
+	return func(h *handling[C, R]) { h.reconcile = f }
 }
 
 // HandleQuery says that h serves the query Q, as [Handle] does for commands. A query that carries the idempotency mark is

@@ -241,7 +241,7 @@ type awayStore struct {
 	away bool
 }
 
-func (s *awayStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s *awayStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	if s.away {
 		return nil, errors.New("connection refused")
 	}

@@ -81,6 +81,9 @@ const (
 	StateRefused State = "refused"
 	// StateUnprotected: a marked command that allows it ran without a key.
 	StateUnprotected State = "unprotected"
+	// StateLost: another attempt took the key over while this one ran; nothing of this one was committed, and the same key may be
+	// sent again.
+	StateLost State = "lost"
 	// StateNested: the command ran inside another one and under its record.
 	StateNested State = "nested"
 )
@@ -99,6 +102,10 @@ type Outcome struct {
 	// Detached is true when an Atomic handler succeeded without using the transaction it was given, so that its work and
 	// its record do not share a commit. It is a fault of the handler that logs and metrics show.
 	Detached bool
+	// Attempt is the number of the attempt that this dispatch made of a Leased command, from 1; 0 when it made none.
+	Attempt int
+	// TookOver is true when this attempt took the key over from one that had died or hung.
+	TookOver bool
 }
 
 // Attribute is a name and a value for the log line.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -112,10 +114,37 @@ func TestTheLastReportIsTheOutcome(t *testing.T) {
 	t.Parallel()
 	_, r := requestctx.New(t.Context(), requestctx.Values{})
 	r.Report(requestctx.Outcome{State: requestctx.StateInProgress})
-	last := requestctx.Outcome{State: requestctx.StateReplayed, Replayed: true, OriginalRequestID: "attempt-1", ReusedExpired: true, Detached: true}
+	last := requestctx.Outcome{State: requestctx.StateReplayed, Replayed: true, OriginalRequestID: "attempt-1", ReusedExpired: true, Detached: true, Attempt: 3, TookOver: true}
 	r.Report(last)
 	if got := r.Outcome(); got != last {
 		t.Errorf("Outcome = %+v", got)
+	}
+	r.Report(requestctx.Outcome{State: requestctx.StateLost, Attempt: 1})
+	if got := r.Outcome(); got != (requestctx.Outcome{State: requestctx.StateLost, Attempt: 1}) {
+		t.Errorf("something of the report before is left: %+v", got)
+	}
+}
+
+// They are label values of metrics and words that people search logs for.
+func TestTheStatesAreFewAndKeepTheirNames(t *testing.T) {
+	t.Parallel()
+	want := map[requestctx.State]string{
+		requestctx.StateNone: "", requestctx.StateExecuted: "executed", requestctx.StateReplayed: "replayed", requestctx.StateInProgress: "in_progress",
+		requestctx.StateConflict: "conflict", requestctx.StateExpired: "expired", requestctx.StateFreed: "freed", requestctx.StateUnknown: "unknown",
+		requestctx.StateRefused: "refused", requestctx.StateUnprotected: "unprotected", requestctx.StateLost: "lost", requestctx.StateNested: "nested",
+	}
+	for state, name := range want {
+		if string(state) != name {
+			t.Errorf("the state %q was %q", state, name)
+		}
+	}
+	source, err := os.ReadFile("requestctx.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := regexp.MustCompile(`(?m)^	State\w+ +State = "`).FindAll(source, -1)
+	if len(declared) != len(want) {
+		t.Errorf("%d states are declared and %d known here", len(declared), len(want))
 	}
 }
 

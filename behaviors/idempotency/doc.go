@@ -13,24 +13,57 @@
 //
 // # What is promised
 //
-// Effectively once, while the record lives (rule rec-11): in mode [Atomic] the claim, the business rows that the handler
-// writes through the store's transaction, and the record share one commit. A crash leaves nothing, and a lost answer finds
-// the recorded outcome. Effects outside that transaction are not covered.
+// Effectively once, while the record lives (rule rec-11). How, depends on the [Mode].
+//
+// [Atomic], the default: the claim, the business rows that the handler writes through the store's transaction, and the record share
+// one commit. A crash leaves nothing, and a lost answer finds the recorded outcome. Effects outside that transaction are not
+// covered, so its handlers call nobody.
+//
+// [Leased], for handlers that call the outside world:
+//
+//  1. The claim is committed before the handler runs, under a lease that is renewed while it does.
+//  2. The handler asks for a [DownstreamKey] and calls out under it.
+//  3. It opens its business transaction, the store's InTx. That locks the record first and makes sure that it is still this
+//     attempt's; when the handler has returned, the same transaction completes it under the same condition.
+//
+// When the lease is over, the next request with the same payload may take the key over ([Takeover]). Nothing is taken from an
+// attempt that is only slow: one that nobody has replaced completes normally, and one that was replaced can commit nothing, so
+// business rows and record always agree. What no transaction can undo is the call of an attempt that died between 2 and 3. It is
+// made again, and counts once only if the other side honours the downstream key, if a reconciler finds it ([Reconcile]), or if
+// the policy leaves it to a person ([Refuse]).
 //
 // # How an attempt ends
 //
-//	the handler returned                the record                    the next attempt
-//	a value                             completed, with the result    replays it
-//	an error marked with [Final]        completed, with the refusal   replays it; the business rows are undone
-//	any other error, or a panic         none: all is rolled back      runs
-//	an error marked with [Unknown]      none; a fault of the handler  runs
+//	the handler returned                Atomic                       Leased
+//	a value                             completed, with the result   completed, with the result
+//	an error marked with [Final]        completed, with the refusal  completed, with the refusal
+//	any other error                     no record, all rolled back   failed
+//	an error marked with [Unknown]      a fault; all rolled back     in progress until the lease is over
+//	not at all (panic, runtime.Goexit)  no record, all rolled back   failed; after DownstreamKey in progress
+//	an error after the deadline         no record, all rolled back   failed; after DownstreamKey in progress
+//
+// The business rows stay with a value and are undone in every other case. A completed record is replayed to the same payload and refused to every other. A failed one runs again for the same payload, at
+// once; one in progress is told so, and may be taken over when its lease is over. Without a record every payload may run.
 //
 // Where the database refuses an attempt because of a concurrent one, all of it is made again, the handler included, at most
-// three times. So a handler must not change what its command points to; one that has done so is not run again.
-//
-// A marked command that a handler sends runs in the same transaction and under the same record: one intent, one record. If it
-// fails and the handler goes on, what it wrote stays; a handler that wants it undone returns the error.
+// three times; in Leased under the same claim. So a handler must not change what its command points to; one that has done so is
+// not run again.
 //
 // The handler runs on a context detached from the request, with the policy's deadline: a client that hangs up does not
-// stop work that it will ask for again.
+// stop work that it will ask for again. That of a Leased handler whose key was taken over ends with the cause [ErrLeaseLost].
+//
+// # Commands that a handler sends
+//
+// A marked command that is sent inside an open transaction of another runs in it and under its record: one intent, one record. If
+// it fails and the handler goes on, what it wrote stays; a handler that wants it undone returns the error. A Leased command cannot
+// be sent there.
+//
+// One that a Leased handler sends before its business transaction has a record of its own, under a key that is derived from the
+// parent's, so it is replayed when the parent runs again. Sent more than once it needs a [WithLabel] to tell the one from the
+// other, and so do the items of a batch.
+//
+// # Afterwards
+//
+// An [Admin] shows records and frees what is stuck, [FindOperation] tells a caller how far its request has come, and a [Purger]
+// removes what has expired.
 package idempotency

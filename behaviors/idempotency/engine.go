@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/tekil-go/tekil/requestctx"
@@ -83,56 +82,68 @@ type dispatch struct {
 	resultType string
 	req        *requestctx.Request
 	rehash     func(version int16) ([32]byte, bool) // the fingerprint under another version, if this program has that
+	reconcile  reconciler                           // nil where the policy does not ask for it
+	flight     *flight                              // this dispatch's own, when it is the one that is let past
 	reused     bool                                 // the key had a record that has expired
 	detached   bool                                 // the handler succeeded and did not use its transaction
 	ran        bool                                 // the handler has been called
 	completed  *Record                              // the completed record that was met or made
+	busy       *Record                              // the record in progress that was met last
+	tries      int                                  // attempts that the database refused because of a concurrent one
+	grant      Grant                                // of the attempt that was made last, in Leased
+	doubt      bool                                 // its outcome may have been committed, in Leased
+	// unencodable is why the handler's result cannot be stored, in Leased, where that does not always undo the work.
+	unencodable error
 }
-
-// activeKey marks the context of a handler that runs under a record of the engine. Its value is an [*atomic.Bool], which is
-// true when the handler has returned.
-type activeKey struct{ *Engine }
 
 func (d *dispatch) report(state requestctx.State, original string) {
 	d.req.Report(requestctx.Outcome{
 		State: state, Replayed: state == requestctx.StateReplayed, OriginalRequestID: original,
 		ReusedExpired: d.reused && state == requestctx.StateExecuted, Detached: d.detached && state == requestctx.StateExecuted,
+		Attempt: d.grant.Attempt, TookOver: d.grant.TookOver,
 	})
 }
 
 // run finds the outcome of the key or makes it.
 func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 	until := time.Now().Add(d.policy.Wait) // one budget for all the waiting that this dispatch does
-	entered := false
 	defer func() {
-		if entered {
-			d.flights.leave(d.claim.ID, d.completed)
+		if d.flight != nil {
+			d.flights.leave(d.claim.ID, d.flight, d.completed)
 		}
 	}()
-	pause, tries, vanished := firstPause, 0, 0
+	pause, vanished := firstPause, 0
 	for {
 		// A replay does not queue: those that have waited for the first attempt would otherwise be served one by one, and the
 		// last of them be told that it is in progress when its record stands there.
-		if d.seen.has(d.claim.ID) {
+		held := false
+		if d.looksFirst() {
 			rec, err := d.look(ctx)
 			if err != nil {
-				return d.unavailable(ctx, err, requestctx.StateRefused)
+				return d.unavailable(ctx, err, d.before())
 			}
-			if a, err, decided := d.read(rec); decided {
+			a, err, decided := d.read(rec)
+			if decided && err != errBusy {
 				return a, err
 			}
+			held = decided
 		}
-		if !entered {
-			if busy := d.flights.enter(d.claim.ID); busy != nil {
-				if !wait(ctx, until, busy.landed) {
-					return d.inProgress(ctx)
-				}
-				if a, err, decided := d.read(busy.rec); decided {
+		if d.flight == nil {
+			own, other := d.flights.enter(d.claim.ID)
+			if other != nil {
+				if a, err, decided := d.queue(ctx, until, other); decided {
 					return a, err
 				}
 				continue
 			}
-			entered = true
+			d.flight = own
+		}
+		if held { // it looks on behalf of all that wait in this process
+			if !sleep(ctx, until, pause) {
+				return d.inProgress(ctx)
+			}
+			pause = min(2*pause, longestPause)
+			continue
 		}
 		a, err := d.attempt(ctx, w)
 		again, isAgain := err.(*againError) // compared and not searched for: a handler's error may claim to be anything
@@ -145,14 +156,14 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 			}
 			pause = min(2*pause, longestPause)
 		case isAgain:
-			if tries++; tries >= maxTries {
+			if d.tries++; d.tries >= maxTries {
 				if errors.Is(again.cause, ErrCommitUnknown) { // by now it is known: it did not happen
 					return d.unavailable(ctx, again.cause, requestctx.StateFreed)
 				}
 				d.report(requestctx.StateFreed, "")
-				return answer{}, &RetriesError{Command: d.name, Tries: tries, Err: again.cause}
+				return answer{}, &RetriesError{Command: d.name, Tries: d.tries, Err: again.cause}
 			}
-			sleep(ctx, never, time.Duration(rand.Int64N(int64(tries)*int64(10*time.Millisecond))))
+			sleep(ctx, never, time.Duration(rand.Int64N(int64(d.tries)*int64(10*time.Millisecond))))
 			ctx = context.WithoutCancel(ctx) // as for the handler: a caller who has gone will ask for this work again
 		case err == errVanished:
 			if vanished++; vanished >= maxVanished {
@@ -162,6 +173,39 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 			return a, err
 		}
 	}
+}
+
+// looksFirst reports whether to begin with a plain read: the key is known to have a record, and this process is not the one that
+// owns it. What it owns, its other dispatches know without asking.
+func (d *dispatch) looksFirst() bool {
+	return d.seen.has(d.claim.ID) && (d.policy.Mode != Leased || d.flight != nil || !d.flights.owned(d.claim.ID))
+}
+
+// before is the state of a dispatch that the store fails before its next attempt.
+func (d *dispatch) before() requestctx.State {
+	if d.policy.Mode == Leased && d.ran { // its claim stands, and what it did outside does as well
+		return requestctx.StateUnknown
+	}
+	return requestctx.StateRefused
+}
+
+// queue waits for the dispatch of the same key that this process is busy with, and reads what has become of it.
+func (d *dispatch) queue(ctx context.Context, until time.Time, other *flight) (a answer, err error, decided bool) {
+	owner := other.owner.Load() // a Leased one that owns the key tells whose payload it is running
+	if a, err, decided = d.read(owner); decided && err != errBusy {
+		return a, err, true
+	}
+	if wait(ctx, until, other.landed) {
+		a, err, decided = d.read(other.rec)
+		return a, err, decided && err != errBusy
+	}
+	if owner == nil {
+		if a, err, decided = d.read(other.owner.Load()); decided && err != errBusy {
+			return a, err, true
+		}
+	}
+	a, err = d.inProgress(ctx)
+	return a, err, true
 }
 
 // What attempt tells run to do next. They never leave the engine.
@@ -175,8 +219,16 @@ type againError struct{ cause error }
 
 func (e *againError) Error() string { return "idempotency: again: " + e.cause.Error() }
 
-// attempt makes one attempt: claim, work, completion.
-func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
+// attempt makes one attempt, in the policy's mode.
+func (d *dispatch) attempt(ctx context.Context, w work) (answer, error) {
+	if d.policy.Mode == Leased {
+		return d.leased(ctx, w)
+	}
+	return d.atomic(ctx, w)
+}
+
+// atomic makes one attempt of an Atomic command: claim, work, completion.
+func (d *dispatch) atomic(ctx context.Context, w work) (a answer, err error) {
 	beginCtx, cancel := context.WithTimeout(ctx, beginTimeout)
 	at, err := d.cfg.Store.Begin(beginCtx, d.claim)
 	cancel()
@@ -207,20 +259,24 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 			undo()
 			return a, err
 		}
+		if rec.State == Failed && d.acceptPrior(rec) { // the transaction was begun without knowing the older hash
+			undo()
+			return a, errVanished
+		}
 	}
 
 	if d.ran && d.changed() {
 		undo()
 		d.report(requestctx.StateFreed, "")
-		return a, &HandlerError{Command: d.name, Reason: "the handler had to be run again because of a concurrent transaction, and its first run has changed what the command points to (a slice, a map, a pointer), so it would have done other work than it was asked for; copy before changing"}
+		return a, d.changedError()
 	}
 	d.ran = true
-	returned := new(atomic.Bool)
-	defer returned.Store(true)
+	run := &active{engine: d.Engine, name: d.name, scope: d.claim.Scope, grant: Grant{Attempt: 1, Reused: d.reused}}
+	defer run.returned.Store(true)
 	workCtx, cancel := context.WithTimeoutCause(detached, d.policy.Deadline, errDeadline)
 	defer cancel()
-	result, workErr := w(context.WithValue(at.Context(workCtx), activeKey{d.Engine}, returned))
-	returned.Store(true)
+	result, workErr := w(&handlerContext{at.Context(workCtx), run})
+	run.returned.Store(true)
 	cancel()
 	d.detached = workErr == nil && !at.Used()
 
@@ -259,6 +315,14 @@ func (d *dispatch) attempt(ctx context.Context, w work) (a answer, err error) {
 	return d.finish(detached, at, done)
 }
 
+func (d *dispatch) changedError() error {
+	return &HandlerError{Command: d.name, Reason: "the handler had to be run again because of a concurrent transaction, and its first run has changed what the command points to (a slice, a map, a pointer), so it would have done other work than it was asked for; copy before changing"}
+}
+
+func (d *dispatch) abortedError(cause error) error {
+	return &HandlerError{Command: d.name, Reason: "the handler's transaction could not be committed, because a statement in it had failed or was still running, or because a deferred constraint or trigger refused its rows; everything was rolled back", Err: cause}
+}
+
 // changed reports whether the command is no longer what its fingerprint was made of.
 func (d *dispatch) changed() bool {
 	hash, ok := d.rehash(d.claim.HashVersion)
@@ -275,7 +339,7 @@ func (d *dispatch) ended(cause error) error {
 var errDeadline = errors.New("idempotency: the policy's deadline for the handler has passed")
 
 // finish writes the record and reads the store's word on it.
-func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a answer, err error) {
+func (d *dispatch) finish(ctx context.Context, at Transaction, done Completion) (a answer, err error) {
 	finishCtx := d.brief.context(ctx)
 	if done.Outcome == Refusal {
 		err = at.Refuse(finishCtx, done)
@@ -284,14 +348,7 @@ func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a a
 	}
 	switch {
 	case err == nil:
-		d.seen.add(d.claim.ID)
-		d.completed = &Record{
-			Scope: d.claim.Scope, Hash: d.claim.Hash, HashVersion: d.claim.HashVersion, State: Completed, AfterExpiry: d.claim.AfterExpiry,
-			Attempt: d.claim.Attempt, Outcome: done.Outcome, Result: done.Result, ResultType: done.ResultType,
-			OriginRequestID: d.claim.OriginRequestID, ExternalRef: done.ExternalRef,
-		}
-		d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
-		return answer{kind: done.Outcome, result: done.Result}, nil
+		return d.recorded(done)
 	case errors.Is(err, ErrLost):
 		rec, err := d.look(ctx)
 		if err != nil {
@@ -311,9 +368,29 @@ func (d *dispatch) finish(ctx context.Context, at Attempt, done Completion) (a a
 		return a, d.ended(err)
 	case errors.Is(err, ErrTransactionAborted):
 		d.report(requestctx.StateFreed, "")
-		return a, &HandlerError{Command: d.name, Reason: "the handler's transaction could not be committed, because a statement in it had failed or was still running, or because a deferred constraint or trigger refused its rows; everything was rolled back", Err: err}
+		return a, d.abortedError(err)
 	}
 	return d.unavailable(ctx, err, requestctx.StateFreed)
+}
+
+// recorded answers for an outcome that has just been committed.
+func (d *dispatch) recorded(done Completion) (answer, error) {
+	d.seen.add(d.claim.ID)
+	d.completed = &Record{
+		Scope: d.claim.Scope, Hash: d.claim.Hash, HashVersion: d.claim.HashVersion, State: Completed, AfterExpiry: d.claim.AfterExpiry,
+		Attempt: d.claim.Attempt, Outcome: done.Outcome, Result: done.Result, ResultType: done.ResultType,
+		OriginRequestID: d.claim.OriginRequestID, ExternalRef: done.ExternalRef,
+	}
+	d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
+	return d.answerOf(d.completed)
+}
+
+// answerOf gives the outcome that a completed record holds.
+func (d *dispatch) answerOf(rec *Record) (answer, error) {
+	if rec.ResultType == omittedType {
+		return answer{}, &ResultUnavailableError{Command: d.name, ExternalRef: rec.ExternalRef, Err: d.unencodable}
+	}
+	return answer{kind: rec.Outcome, result: rec.Result}, nil
 }
 
 // failed answers a handler's error. What the handler ran into may have been the winner's work, seen before its record (where
@@ -352,7 +429,7 @@ func (d *dispatch) resolve(ctx context.Context, cause error) (answer, error) {
 }
 
 // read decides by a record, in this order: is it mine, is it expired, is it the same payload, and only then its state.
-// It reports decided = false when the key is free.
+// It reports decided = false when the key is free, and the error errBusy when it is in progress.
 func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 	if rec == nil {
 		return a, nil, false
@@ -361,17 +438,20 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 		d.report(requestctx.StateRefused, "")
 		return a, err, true
 	}
-	over := rec.Expired && rec.State != InProgress
+	// A lease that is over gives others the right to take the key over; an Atomic command leaves that to those that have leases.
+	held := rec.State == InProgress && (d.policy.Mode != Leased || rec.LeaseLeft > 0)
+	over := rec.Expired && !held
 	switch {
 	case rec.State == Completed && rec.Attempt == d.claim.Attempt:
 		// This very dispatch, whose answer from the database was lost. Expired or not, what it was to do has been done.
 		d.seen.add(d.claim.ID)
 		d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
-		return answer{kind: rec.Outcome, result: rec.Result}, nil, true
-	case rec.ResultType == tombstoneType, over && rec.AfterExpiry == Tombstone && (rec.State != Failed || !d.sameHash(rec)):
+		a, err = d.answerOf(rec)
+		return a, err, true
+	case rec.ResultType == tombstoneType, over && rec.AfterExpiry == Tombstone && (rec.State == Completed || !d.sameHash(rec)):
 		d.report(requestctx.StateExpired, "")
 		return a, &ExpiredError{Command: d.name}, true
-	case over:
+	case over && rec.AfterExpiry == Reuse:
 		d.reused = true
 		return a, nil, false
 	}
@@ -379,20 +459,30 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 		d.report(requestctx.StateConflict, "")
 		return a, &ConflictError{Command: d.name, VersionChanged: rec.HashVersion != d.claim.HashVersion}, true
 	}
-	switch rec.State {
-	case Completed:
+	switch {
+	case rec.State == InProgress && rec.Attempt == d.claim.Attempt:
+		return a, nil, false // its own, to be made again
+	case rec.State == Completed:
 		d.seen.add(d.claim.ID)
 		d.completed = rec
 		if rec.ExternalRef != "" && d.req.ExternalRef() == "" {
 			d.req.SetExternalRef(rec.ExternalRef) // for the log line of the replay (rule see-1)
 		}
 		d.report(requestctx.StateReplayed, rec.OriginRequestID)
-		return answer{kind: rec.Outcome, result: rec.Result}, nil, true
-	case InProgress:
-		d.report(requestctx.StateInProgress, rec.OriginRequestID)
-		return a, &InProgressError{Command: d.name, RetryAfter: d.cfg.RetryAfter}, true
+		a, err = d.answerOf(rec)
+		return a, err, true
+	case held:
+		d.seen.add(d.claim.ID)
+		d.busy = rec
+		return a, errBusy, true
+	case d.policy.Mode == Leased && rec.State == InProgress && d.policy.Takeover == Refuse:
+		d.report(requestctx.StateUnknown, rec.OriginRequestID)
+		return a, &OutcomeUnknownError{Command: d.name, Review: true}, true
+	case d.policy.Mode == Leased && rec.Attempts > d.policy.MaxAttempts:
+		d.report(requestctx.StateRefused, "")
+		return a, &AttemptsError{Command: d.name, Attempts: rec.Attempts - 1}, true
 	}
-	return a, nil, false // failed, with the same payload
+	return a, nil, false // failed, or its attempt has died, and with the same payload
 }
 
 // sameHash compares the payload with the record's. A record made under another version of the contract is compared by that
@@ -409,16 +499,24 @@ func (d *dispatch) look(ctx context.Context) (*Record, error) {
 	return d.cfg.Store.Look(d.brief.context(ctx), d.claim)
 }
 
-func (d *dispatch) rollback(ctx context.Context, at Attempt) {
+func (d *dispatch) rollback(ctx context.Context, at Transaction) {
 	at.Rollback(d.brief.context(ctx))
 }
 
 func (d *dispatch) inProgress(ctx context.Context) (answer, error) {
-	d.report(requestctx.StateInProgress, "")
+	origin := ""
+	if d.busy != nil {
+		origin = d.busy.OriginRequestID
+	}
+	d.report(requestctx.StateInProgress, origin)
 	if err := ctx.Err(); err != nil { // the caller has gone: its own error says more
 		return answer{}, context.Cause(ctx)
 	}
-	return answer{}, &InProgressError{Command: d.name, RetryAfter: d.cfg.RetryAfter}
+	e := &InProgressError{Command: d.name, RetryAfter: d.cfg.RetryAfter}
+	if d.policy.Mode == Leased {
+		e.OperationID, e.Accepted = d.claim.ID.Operation(), d.policy.Duplicate == AnswerAccepted
+	}
+	return answer{}, e
 }
 
 // unavailable fails closed: the handler has not run, or what it did has been rolled back.

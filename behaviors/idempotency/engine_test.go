@@ -56,6 +56,7 @@ type stub struct {
 	look     func(ctx context.Context, c idempotency.Claim) (*idempotency.Record, error)
 	begin    func(ctx context.Context, n int) error // nil: go on
 	complete func(ctx context.Context, n int, complete func() error) error
+	leasing  // the same for Leased attempts, in leased_test.go
 
 	mu     sync.Mutex
 	log    []string
@@ -88,7 +89,7 @@ func (s *stub) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Reco
 	return s.Store.Look(ctx, c)
 }
 
-func (s *stub) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s *stub) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	s.mu.Lock()
 	s.log = append(s.log, "begin")
 	s.begins++
@@ -115,23 +116,23 @@ func (s *stub) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Atte
 		closed()
 		return nil, err
 	}
-	return &stubAttempt{Attempt: a, s: s, closed: sync.OnceFunc(closed)}, nil
+	return &stubAttempt{Transaction: a, s: s, closed: sync.OnceFunc(closed)}, nil
 }
 
 type stubAttempt struct {
-	idempotency.Attempt
+	idempotency.Transaction
 	s      *stub
 	closed func()
 }
 
 func (a *stubAttempt) Complete(ctx context.Context, d idempotency.Completion) error {
 	defer a.closed()
-	return a.end(ctx, "complete", func() error { return a.Attempt.Complete(context.WithoutCancel(ctx), d) })
+	return a.end(ctx, "complete", func() error { return a.Transaction.Complete(context.WithoutCancel(ctx), d) })
 }
 
 func (a *stubAttempt) Refuse(ctx context.Context, d idempotency.Completion) error {
 	defer a.closed()
-	return a.end(ctx, "refuse", func() error { return a.Attempt.Refuse(context.WithoutCancel(ctx), d) })
+	return a.end(ctx, "refuse", func() error { return a.Transaction.Refuse(context.WithoutCancel(ctx), d) })
 }
 
 func (a *stubAttempt) end(ctx context.Context, how string, end func() error) error {
@@ -149,7 +150,7 @@ func (a *stubAttempt) end(ctx context.Context, how string, end func() error) err
 func (a *stubAttempt) Rollback(ctx context.Context) {
 	defer a.closed()
 	a.s.note("rollback")
-	a.Attempt.Rollback(ctx)
+	a.Transaction.Rollback(ctx)
 }
 
 // bench is a memstore under a stub, and the handler that counts its runs.
@@ -160,6 +161,9 @@ type bench struct {
 	runs int
 	// then is what a run does after its row is written.
 	then func(ctx context.Context, run int) error
+	// first is what a run of a Leased command does before its business transaction, and alone is true where it opens none.
+	first func(ctx context.Context, run int) error
+	alone bool
 }
 
 func newBench() *bench {
@@ -720,12 +724,12 @@ func TestErrorThatClaimsToBeEveryOtherIsTheHandlersOwn(t *testing.T) {
 // blind is a store that takes no error for transient.
 type blind struct{ idempotency.Store }
 
-func (b blind) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (b blind) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	a, err := b.Store.Begin(ctx, c)
 	return blindAttempt{a}, err
 }
 
-type blindAttempt struct{ idempotency.Attempt }
+type blindAttempt struct{ idempotency.Transaction }
 
 func (blindAttempt) Transient(error) bool { return false }
 
@@ -1563,6 +1567,9 @@ func TestEveryErrorNamesItsCommandAndHasACodeAndShowsNoValue_see1_BR56(t *testin
 		"IDEMPOTENCY_RESULT_UNDECODABLE":  &idempotency.ResultError{Command: "test.pay", Err: hidden, Stored: true},
 		"IDEMPOTENCY_HANDLER_FAULT":       &idempotency.HandlerError{Command: "test.pay", Reason: "it did", Err: hidden},
 		"IDEMPOTENCY_RECORD_MISMATCH":     &idempotency.RecordError{Command: "test.pay"},
+		"IDEMPOTENCY_LEASE_LOST":          &idempotency.LeaseLostError{Command: "test.pay"},
+		"IDEMPOTENCY_ATTEMPTS_EXHAUSTED":  &idempotency.AttemptsError{Command: "test.pay", Attempts: 3},
+		"IDEMPOTENCY_RESULT_UNAVAILABLE":  &idempotency.ResultUnavailableError{Command: "test.pay", Err: hidden},
 		"IDEMPOTENCY_FINGERPRINT_FAILED":  &idempotency.FingerprintError{Command: "test.pay", Reason: "it has none"},
 	} {
 		if got := bus.CodeOf(err); got != want {

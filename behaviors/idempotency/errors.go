@@ -23,6 +23,23 @@ var (
 	ErrTransactionAborted = errors.New("idempotency: the handler's transaction is aborted")
 )
 
+// What a handler can meet.
+var (
+	// ErrLeaseLost is the cause (context.Cause) with which the context of a Leased handler ends when another attempt has taken its
+	// key over or a person has released it, and what a store's InTx returns then. Nothing of this attempt can be committed any
+	// more; the handler should stop.
+	ErrLeaseLost = errors.New("idempotency: the lease was lost: another attempt has taken the key over")
+	// ErrLeasedInsideAtomic is behind the [*HandlerError] of a Leased command that is sent inside an open transaction of another
+	// command: its claim would be committed beside that transaction and outlive its rollback.
+	ErrLeasedInsideAtomic = errors.New("idempotency: a Leased command inside the transaction of another command")
+	// ErrChildLabelRequired is behind the [*HandlerError] of a marked command that a Leased handler sends for the second time
+	// without [WithLabel]: the second one would be taken for a repetition of the first.
+	ErrChildLabelRequired = errors.New("idempotency: the same command was sent twice inside a Leased command, without labels that tell the two apart")
+	// ErrNoIntent is returned by [DownstreamKey] where no marked command with a key is being handled: there is nothing that a
+	// key could be derived from, and none is made up (rule pipe-7).
+	ErrNoIntent = errors.New("idempotency: there is no recorded intent here to derive a key from")
+)
+
 // KeyMissingError is returned for a marked command that came without a key (rule pipe-7). Nothing was read or recorded.
 type KeyMissingError struct{ Command string }
 
@@ -87,6 +104,12 @@ type InProgressError struct {
 	Command string
 	// RetryAfter is when to ask again.
 	RetryAfter time.Duration
+	// OperationID names what is running, for [FindOperation]; empty for an Atomic command, which nobody can see before it is done.
+	// It is the same for every attempt of the intent and does not reveal the key.
+	OperationID string
+	// Accepted is true when the command's policy asks for "accepted, look at the operation" instead of "in progress, ask again"
+	// ([AnswerAccepted]).
+	Accepted bool
 }
 
 func (e *InProgressError) Error() string {
@@ -145,19 +168,28 @@ func (e *RetriesError) Unwrap() error { return e.Err }
 // Code is the outcome code of the error.
 func (*RetriesError) Code() string { return "IDEMPOTENCY_RETRIES_EXHAUSTED" }
 
-// OutcomeUnknownError is returned when the work may or may not have been committed and that could not be found out in time.
-// The same key may be sent again, and will then replay the outcome or run.
+// OutcomeUnknownError is returned when the work may or may not have been done and that could not be found out in time: the
+// answer to a COMMIT was lost, a Leased handler returned [Unknown] or ran into its deadline outside, the store was away when a
+// Leased handler's success was to be recorded, or an earlier attempt has died and the command's policy leaves that to a person
+// ([Refuse]). Unless Review is true the same key may be sent again, and will then replay the outcome or run.
 type OutcomeUnknownError struct {
 	Command string
-	// Err is what broke the commit.
+	// RetryAfter is when to ask again; 0 for no better time than another.
+	RetryAfter time.Duration
+	// Review is true when a person has to decide; see [Admin].
+	Review bool
+	// Err is what broke the commit or what the handler said; nil with Review.
 	Err error
 }
 
 func (e *OutcomeUnknownError) Error() string {
+	if e.Review {
+		return "idempotency: " + e.Command + ": an earlier attempt ended without saying whether the work was done; its policy leaves the key to a person (idempotency.Admin)"
+	}
 	return "idempotency: " + e.Command + ": it is not known whether the work was committed; send the same key again"
 }
 
-// Unwrap gives what broke the commit.
+// Unwrap gives what broke the commit, or what the handler said.
 func (e *OutcomeUnknownError) Unwrap() error { return e.Err }
 
 // Code is the outcome code of the error.
@@ -218,3 +250,50 @@ func (e *RecordError) Error() string {
 
 // Code is the outcome code of the error.
 func (*RecordError) Code() string { return "IDEMPOTENCY_RECORD_MISMATCH" }
+
+// LeaseLostError is returned to the caller of a Leased attempt that was taken over or released while it ran, when the record
+// has no outcome that could be given instead. Nothing that this attempt did in its business transaction was committed. The
+// same key may be sent again.
+type LeaseLostError struct{ Command string }
+
+func (e *LeaseLostError) Error() string {
+	return "idempotency: " + e.Command + ": the lease was lost while the handler ran, and its work was refused; send the same key again"
+}
+
+// Code is the outcome code of the error.
+func (*LeaseLostError) Code() string { return "IDEMPOTENCY_LEASE_LOST" }
+
+// AttemptsError is returned for a key whose attempts have failed or died more often than the policy's MaxAttempts allows. The
+// handler is not run again until a person has released the key ([Admin.Release]) or it has expired.
+type AttemptsError struct {
+	Command string
+	// Attempts is how many have been made.
+	Attempts int
+}
+
+func (e *AttemptsError) Error() string {
+	return fmt.Sprintf("idempotency: %s: %d attempts of this key have failed; it is not tried again until a person has released it (idempotency.Admin)", e.Command, e.Attempts)
+}
+
+// Code is the outcome code of the error.
+func (*AttemptsError) Code() string { return "IDEMPOTENCY_ATTEMPTS_EXHAUSTED" }
+
+// ResultUnavailableError is returned when the work was done and its result is not in the record, because it could not be
+// stored after the handler had been to the outside world. The work is not done again.
+type ResultUnavailableError struct {
+	Command string
+	// ExternalRef is the reference that the record holds, if any.
+	ExternalRef string
+	// Err is the encoder's error, for the first caller alone. It may quote the result and is not part of the message.
+	Err error
+}
+
+func (e *ResultUnavailableError) Error() string {
+	return "idempotency: " + e.Command + ": the work was done and its result was not stored"
+}
+
+// Unwrap gives the encoder's error.
+func (e *ResultUnavailableError) Unwrap() error { return e.Err }
+
+// Code is the outcome code of the error.
+func (*ResultUnavailableError) Code() string { return "IDEMPOTENCY_RESULT_UNAVAILABLE" }

@@ -1,6 +1,9 @@
 package idempotency
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // flights lets one dispatch of a key at a time past, in this process. It decides nothing, the store does; it spares the
 // duplicates a database connection each, which would otherwise starve everybody else's commands.
@@ -11,27 +14,40 @@ type flights struct {
 
 // flight is a dispatch that is under way.
 type flight struct {
-	landed chan struct{} // closed when it has left
-	rec    *Record       // then, the completed record that it has met or made, or nil
+	landed chan struct{}          // closed when it has left
+	rec    *Record                // then, the completed record that it has met or made, or nil
+	owner  atomic.Pointer[Record] // while it owns the key under a lease: the record as it stands in the store
 }
 
-// enter makes the caller the one, who must call leave, and gives nil; or it gives the other one's flight.
-func (f *flights) enter(id ID) *flight {
+// enter makes the caller the one, who must call leave, and gives it its flight; or it gives the other one's.
+func (f *flights) enter(id ID) (own, other *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if busy, ok := f.m[id]; ok {
-		return busy
+	if other, ok := f.m[id]; ok {
+		return nil, other
 	}
-	f.m[id] = &flight{landed: make(chan struct{})}
-	return nil
+	own = &flight{landed: make(chan struct{})}
+	f.m[id] = own
+	return own, nil
 }
 
-// leave lets the others go on. They read rec, which has just been committed, and so need not ask the store for it.
-func (f *flights) leave(id ID, rec *Record) {
+// owned reports whether a dispatch of this process owns the key under a lease.
+func (f *flights) owned(id ID) bool {
 	f.mu.Lock()
-	own := f.m[id]
+	defer f.mu.Unlock()
+	other, ok := f.m[id]
+	return ok && other.owner.Load() != nil
+}
+
+// leave lets the others go on, if own has not left before. They read rec, which has just been committed, and so need not ask the
+// store for it.
+func (f *flights) leave(id ID, own *flight, rec *Record) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.m[id] != own {
+		return
+	}
 	delete(f.m, id)
-	f.mu.Unlock()
 	own.rec = rec
 	close(own.landed)
 }

@@ -19,7 +19,7 @@ type counting struct {
 	begins, looks atomic.Int64
 }
 
-func (c *counting) Begin(ctx context.Context, claim idempotency.Claim) (idempotency.Attempt, error) {
+func (c *counting) Begin(ctx context.Context, claim idempotency.Claim) (idempotency.Transaction, error) {
 	c.begins.Add(1)
 	return c.Store.Begin(ctx, claim)
 }

@@ -37,8 +37,10 @@ func (e *finalError) As(target any) bool {
 	return ok
 }
 
-// Unknown marks err as "nobody knows whether it happened", such as a call to the outside world that timed out. An Atomic
-// handler has no such calls to make: there it is a fault, all is rolled back and the caller gets a [*HandlerError].
+// Unknown marks err as "nobody knows whether it happened", such as a call to the outside world that timed out. A Leased key then
+// stays in progress until its lease is over, the business transaction is rolled back, and the caller gets an
+// [*OutcomeUnknownError]. An Atomic handler has no such calls to make: there it is a fault, all is rolled back and the caller gets
+// a [*HandlerError].
 // Unknown(nil) is nil.
 func Unknown(err error) error {
 	if err == nil {

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -19,15 +20,77 @@ type WithPolicy interface{ Idempotency() Policy }
 // Mode says how claim, work and record share commits.
 type Mode int
 
-// Atomic is the default and at present the only mode: claim, business rows and record in one transaction and one commit.
-// It is for handlers whose effects are in the store's database.
-const Atomic Mode = 0
+const (
+	// Atomic is the default: claim, business rows and record in one transaction and one commit. It is for handlers whose
+	// effects are in the store's database.
+	Atomic Mode = iota
+	// Leased is for handlers that call the outside world: the claim is committed first, under a lease that is renewed while
+	// the handler runs; the handler calls out under a [DownstreamKey] and then opens its business transaction (the store's
+	// InTx), which also completes the record, and which cannot be committed by an attempt that has lost its lease.
+	Leased
+)
 
 func (m Mode) String() string {
-	if m == Atomic {
+	switch m {
+	case Atomic:
 		return "atomic"
+	case Leased:
+		return "leased"
 	}
 	return fmt.Sprintf("mode(%d)", int(m))
+}
+
+// Takeover says what becomes of a Leased key whose attempt has died: its lease is over and nobody has said how it ended.
+type Takeover int
+
+const (
+	// RunAgain is the default: the next request with the same payload runs the handler again. What an earlier attempt did in the
+	// outside world happens twice unless the handler passes a [DownstreamKey] on, or the outside world has another way to tell
+	// the two apart.
+	RunAgain Takeover = iota
+	// Reconcile asks the command's reconciler first, a function that is registered beside the handler (registry.Reconcile). It
+	// looks for what an earlier attempt may have done, by the downstream key or a natural key, and may give the result; only if
+	// it finds nothing does the handler run. It is asked in every attempt of a key but the first, and when the first is made again
+	// because of a concurrent transaction.
+	Reconcile
+	// Refuse does not run the handler again: the request gets an [*OutcomeUnknownError] with Review set, until a person releases
+	// the key ([Admin.Release]) or it expires. It is for work of which a second time is worse than none. For its handler to count as
+	// having been outside it has to ask for a [DownstreamKey] before it goes, also where the other side can make no use of one. From
+	// then on only an error that the handler returns unmarked, which says that nothing was done, makes the key free without a person.
+	Refuse
+)
+
+func (t Takeover) String() string {
+	switch t {
+	case RunAgain:
+		return "run again"
+	case Reconcile:
+		return "reconcile"
+	case Refuse:
+		return "refuse"
+	}
+	return fmt.Sprintf("takeover(%d)", int(t))
+}
+
+// Duplicate says what a request is told while another attempt of its Leased key is running, after [Policy].Wait.
+type Duplicate int
+
+const (
+	// AnswerInProgress is the default: an [*InProgressError], over HTTP 409 with Retry-After (rule http-3).
+	AnswerInProgress Duplicate = iota
+	// AnswerAccepted is for long work: the same error with Accepted set, over HTTP 202 with the operation's id, which is the same
+	// for every attempt (rule rec-4) and under which the outcome can be asked for.
+	AnswerAccepted
+)
+
+func (d Duplicate) String() string {
+	switch d {
+	case AnswerInProgress:
+		return "in progress"
+	case AnswerAccepted:
+		return "accepted"
+	}
+	return fmt.Sprintf("duplicate(%d)", int(d))
 }
 
 // AfterExpiry says what a key means when its record has passed its retention.
@@ -93,6 +156,14 @@ const (
 	MaxDeadline = time.Hour
 	// MaxVersion is the highest contract version.
 	MaxVersion = 999
+	// DefaultLease is how long a Leased key stays with an attempt that gives no sign of life: 300 seconds (rule rec-5).
+	DefaultLease = 300 * time.Second
+	// MinLease and MaxLease bound it: 30 seconds and 1 hour. They are checked by registry.Build and not by [Stage], so that a test
+	// can use a shorter one.
+	MinLease = 30 * time.Second
+	MaxLease = time.Hour
+	// DefaultMaxAttempts is how often a Leased key is tried: 10 times.
+	DefaultMaxAttempts = 10
 )
 
 // Policy is how one command is protected. The zero Policy is Atomic with the defaults.
@@ -121,9 +192,27 @@ type Policy struct {
 	Isolation Isolation
 	// KeyOptional lets the command run without a key, unprotected and counted, instead of refusing it. No key is made up.
 	KeyOptional bool
-	// Strict refuses a handler that succeeds without having used the transaction it was given, because its work and its
+	// Strict is for Atomic commands. It refuses a handler that succeeds without having used the transaction it was given, because its work and its
 	// record would not share a commit (rule rec-1). By default that is reported in [requestctx.Outcome.Detached] and logged.
 	Strict bool
+	// The rest is for Leased commands, and refused in others.
+	//
+	// Lease is how long the key stays with an attempt that gives no sign of life. It is renewed every third of it while the handler
+	// runs, so a handler may take longer. When it is over, others get the right to take the key over, and nothing is taken from
+	// the attempt that holds it: one that nobody has replaced completes normally. Zero means [DefaultLease].
+	Lease time.Duration
+	// Takeover says what becomes of a key whose attempt has died. Zero is [RunAgain].
+	Takeover Takeover
+	// MaxAttempts is how often a key is tried before an [*AttemptsError]. Zero means [DefaultMaxAttempts], a negative value no
+	// bound.
+	MaxAttempts int
+	// Duplicate says what a request is told while another attempt runs. Zero is [AnswerInProgress].
+	Duplicate Duplicate
+	// RelaxedClaim lets the commit of the claim not wait for the disk, which saves half of the waiting. After a crash of the
+	// database's server within the next second the claim may be lost, and a retry is then a first attempt and may run beside the
+	// handler of the lost one. Its rows stay right; what it does outside happens twice unless that carries a [DownstreamKey].
+	// Stores that cannot do it ignore it.
+	RelaxedClaim bool
 }
 
 // withDefaults fills the zero fields in.
@@ -140,6 +229,17 @@ func (p Policy) withDefaults() Policy {
 	if p.Deadline == 0 {
 		p.Deadline = DefaultDeadline
 	}
+	if p.Mode == Leased {
+		if p.Lease == 0 {
+			p.Lease = DefaultLease
+		}
+		if p.MaxAttempts == 0 {
+			p.MaxAttempts = DefaultMaxAttempts
+		}
+		if p.MaxAttempts < 0 {
+			p.MaxAttempts = math.MaxInt32 - 1 // a store may count one further in 32 bits
+		}
+	}
 	return p
 }
 
@@ -147,8 +247,15 @@ func (p Policy) withDefaults() Policy {
 func (p Policy) validate() (warnings []string, err error) {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if p.Mode != Atomic {
-		bad("the mode %v does not exist; use idempotency.Atomic", p.Mode)
+	switch p.Mode {
+	case Atomic:
+		if p.Lease != 0 || p.Takeover != RunAgain || p.MaxAttempts != 0 || p.Duplicate != AnswerInProgress || p.RelaxedClaim {
+			bad("Lease, Takeover, MaxAttempts, Duplicate and RelaxedClaim are for Mode Leased; an Atomic command has no lease")
+		}
+	case Leased:
+		p.validateLease(bad)
+	default:
+		bad("the mode %v does not exist; use idempotency.Atomic or idempotency.Leased", p.Mode)
 	}
 	if p.AfterExpiry != Reuse && p.AfterExpiry != Tombstone {
 		bad("AfterExpiry %v does not exist; use Reuse or Tombstone", p.AfterExpiry)
@@ -163,7 +270,7 @@ func (p Policy) validate() (warnings []string, err error) {
 		bad("Wait is %v; at most %v", p.Wait, MaxWait)
 	}
 	if p.Deadline > MaxDeadline {
-		bad("Deadline is %v; at most %v: longer work does not belong in one transaction", p.Deadline, MaxDeadline)
+		bad("Deadline is %v; at most %v", p.Deadline, MaxDeadline)
 	}
 	if p.Version < 0 || p.Version > MaxVersion {
 		bad("Version is %d; it must be between 0 and %d", p.Version, MaxVersion)
@@ -178,4 +285,33 @@ func (p Policy) validate() (warnings []string, err error) {
 		warnings = append(warnings, fmt.Sprintf("Retention is %v; above %v the table of records grows large", p.Retention, LongRetention))
 	}
 	return warnings, errors.Join(errs...)
+}
+
+func (p Policy) validateLease(bad func(format string, args ...any)) {
+	if p.Lease < 0 {
+		bad("Lease is %v; it must not be negative", p.Lease)
+	}
+	if p.Retention >= 0 && p.Retention < p.Lease {
+		bad("Retention (%v) is shorter than Lease (%v): the record could expire while its handler runs", p.Retention, p.Lease)
+	}
+	if p.Takeover < RunAgain || p.Takeover > Refuse {
+		bad("Takeover %v does not exist; use RunAgain, Reconcile or Refuse", p.Takeover)
+	}
+	if p.Duplicate < AnswerInProgress || p.Duplicate > AnswerAccepted {
+		bad("Duplicate %v does not exist; use AnswerInProgress or AnswerAccepted", p.Duplicate)
+	}
+	if p.MaxAttempts >= math.MaxInt32 {
+		bad("MaxAttempts is %d; use a negative value for no bound", p.MaxAttempts)
+	}
+	if p.Strict {
+		bad("Strict is for Mode Atomic; a Leased command may have all of its effects outside")
+	}
+}
+
+// CheckLease reports a lease out of its bounds. Build calls it; [Stage] does not, so that a test can use a shorter lease.
+func (p Policy) CheckLease() error {
+	if p.Mode == Leased && (p.Lease < MinLease || p.Lease > MaxLease) {
+		return fmt.Errorf("Lease is %v; it must be between %v and %v", p.Lease, MinLease, MaxLease)
+	}
+	return nil
 }

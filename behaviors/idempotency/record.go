@@ -42,6 +42,35 @@ func (s Scope) ID() ID {
 	return id
 }
 
+// Operation is the id of what is being done under the record, for a caller that has to ask later (rule rec-4). It is the same for
+// every attempt of the intent, and nobody can read the key out of it; the time that a key may begin with is masked, though not
+// secret to somebody who knows how. It is a name and no secret: whoever may ask under it is decided by scope, see
+// [FindOperation].
+func (id ID) Operation() string {
+	id.mask()
+	return hex.EncodeToString(id[:4]) + "-" + hex.EncodeToString(id[4:6]) + "-" + hex.EncodeToString(id[6:8]) + "-" + hex.EncodeToString(id[8:10]) + "-" + hex.EncodeToString(id[10:])
+}
+
+// mask hides the first six bytes, or shows them again.
+func (id *ID) mask() {
+	sum := sha256.Sum256(append([]byte("operation/1"), id[6:]...))
+	for i := range 6 {
+		id[i] ^= sum[i]
+	}
+}
+
+// parseOperation reads what [ID.Operation] has written.
+func parseOperation(s string) (id ID, ok bool) {
+	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' || s != strings.ToLower(s) {
+		return id, false
+	}
+	if _, err := hex.Decode(id[:], []byte(s[:8]+s[9:13]+s[14:18]+s[19:23]+s[24:])); err != nil {
+		return id, false
+	}
+	id.mask()
+	return id, true
+}
+
 // LockKey is the number for a database's advisory lock on the record: the last eight bytes of the id, because the first
 // ones may hold a time that many ids share.
 func (id ID) LockKey() int64 { return int64(binary.BigEndian.Uint64(id[8:])) }
@@ -96,7 +125,7 @@ func newAttemptID() (id AttemptID) {
 type RecordState string
 
 const (
-	// InProgress: an attempt that works outside the record's transaction holds the key. Atomic commands never store it.
+	// InProgress: a Leased attempt holds the key. Atomic commands never store it.
 	InProgress RecordState = "in_progress"
 	// Completed: the outcome is known and is replayed.
 	Completed RecordState = "completed"
@@ -125,6 +154,13 @@ type Record struct {
 	AfterExpiry AfterExpiry
 	// Attempt is the attempt that wrote the record.
 	Attempt AttemptID
+	// Attempts counts the attempts of the key's present life; 1 for Atomic commands.
+	Attempts int
+	// Fence is that of the last grant; 0 for Atomic commands.
+	Fence int64
+	// LeaseLeft is what was left of the lease of a record in progress when it was read for a Leased claim, by the store's clock; 0
+	// when it was over.
+	LeaseLeft time.Duration
 	// Outcome, Result and ResultType are set in a completed record.
 	Outcome    OutcomeKind
 	Result     []byte
@@ -150,6 +186,18 @@ type Claim struct {
 	Retention       time.Duration
 	AfterExpiry     AfterExpiry
 	Isolation       Isolation
+	// PriorHash is the fingerprint of the same payload under the contract version of a record that was met. Zero means that there
+	// is none; otherwise a guard that compares hashes lets it pass as well.
+	PriorHash [32]byte
+	// The rest is for Leased claims. Lease is how long the key is this attempt's without a renewal; 0 in an Atomic claim.
+	Lease time.Duration
+	// MaxAttempts is the number of attempts that may have been made before: a record that has more is not taken any more until
+	// it has expired.
+	MaxAttempts int
+	// NoTakeover leaves records in progress alone even when their lease is over.
+	NoTakeover bool
+	// Relaxed lets the commit of the claim not wait for the disk, where the store can.
+	Relaxed bool
 }
 
 // Completion is what an attempt leaves in the record.
@@ -174,14 +222,132 @@ type Store interface {
 	// Begin starts an attempt: it opens the transaction that the handler will write through and reads the record in it.
 	// It returns ErrBusy when it can tell that another attempt holds the key; that is a hint which spares work, and a store
 	// may never give it. The transaction outlives ctx, which bounds Begin alone.
-	Begin(ctx context.Context, c Claim) (Attempt, error)
+	Begin(ctx context.Context, c Claim) (Transaction, error)
+	// Lease takes the key of a Leased attempt and commits that, so that everybody can see it. It gives either a Lease or the
+	// record that stands in the way.
+	//
+	// The key is taken from a record that is absent; failed with the same hash; in progress with the same hash and with a
+	// lease that is over, unless the claim says NoTakeover; or expired with AfterExpiry Reuse and not in progress under a live
+	// lease, with any hash. MaxAttempts bounds the second and the third. A record in progress whose Attempt is the claim's own
+	// is a claim whose answer was lost: it is given as a Lease. All of it is judged by the store's clock at the moment at which
+	// the row is held.
+	//
+	// ErrBusy: an uncommitted transaction stood in the way for too long, or the record vanished over and over.
+	// ErrSerialization: it may be tried again. ErrCommitUnknown: nobody knows whether the claim was committed; calling Lease
+	// again with the same claim finds out.
+	Lease(ctx context.Context, c Claim) (Lease, *Record, error)
+	// Find gives the records that a search asks for, the youngest first, at most limit of them.
+	Find(ctx context.Context, q Search, limit int) ([]Stored, error)
+	// Free makes a record that is in progress or failed, and whose Attempt is still seen, free for its payload: failed, under a new
+	// random Attempt so that whoever held it can complete it no more, with its lease over and its count of attempts back at 1.
+	// It reports false when there is no such record.
+	Free(ctx context.Context, id ID, seen AttemptID) (bool, error)
+	// Erase takes result and external reference out of a completed or failed record whose Attempt is still seen. A completed one
+	// keeps its key and hash as a tombstone until it expires. It reports false when there is no such record.
+	Erase(ctx context.Context, id ID, seen AttemptID) (bool, error)
+	// Purge makes tombstones of expired records whose AfterExpiry says so, and then removes expired records, each at most limit
+	// of a batch, in the order of their expiry, leaving out those that somebody else has locked.
+	Purge(ctx context.Context, b PurgeBatch) (Purged, error)
 	// Describe names the store for people: its kind and where the records are.
 	Describe() string
 }
 
-// Attempt is one open transaction of a [Store]. Exactly one of Complete, Refuse and Rollback ends it; after that, Rollback
-// does nothing. An Attempt is used by one goroutine.
-type Attempt interface {
+// Lease is what a Leased attempt holds: a committed claim on a key and, from the moment at which the handler asks for it (the
+// store's InTx), a business transaction. The first statement of that transaction locks the record and makes sure that it is
+// still this attempt's; its last one completes it under the same condition, so that nothing of a late owner can be committed.
+//
+// It ends with the first of Complete, Refuse, Release and Rollback that does what it says. Renew may be called from another goroutine at any time, the
+// other methods are used by one.
+type Lease interface {
+	// Grant says what was given.
+	Grant() Grant
+	// Context puts the lease into the handler's context.
+	Context(ctx context.Context) context.Context
+	// Renew makes the lease last its full length from now, and never makes it shorter. While the business transaction is open it
+	// does nothing, because that transaction holds the record. ErrLeaseLost: the record is no longer this attempt's. Every
+	// other error says nothing about the lease.
+	Renew(ctx context.Context) error
+	// Open reports whether the business transaction is open. Like Renew it may be called from any goroutine.
+	Open() bool
+	// Ended is as in [Transaction]: whether the handler has ended the business transaction itself.
+	Ended() bool
+	// Complete writes the outcome and commits, the business rows included, if the record is still in progress and this attempt's:
+	// the lease may be over. Where the handler has opened no transaction, it writes the outcome alone.
+	//
+	// ErrLost: the record is not this attempt's any more; nothing was committed. The other errors are those of
+	// Transaction.Complete. When an outcome that was written alone ends in one of those that say nothing about the record, it may
+	// be written again, by Complete as by Refuse.
+	Complete(ctx context.Context, done Completion) error
+	// Refuse rolls the business rows back and writes the outcome alone, with the errors of Complete.
+	Refuse(ctx context.Context, done Completion) error
+	// Release rolls the business rows back and makes the record failed, so that the same payload may run at once, and under a
+	// new random Attempt, so that a COMMIT of this attempt that is still under way can no longer succeed. It may be called after
+	// Complete or Refuse has failed, and again after it has failed itself. ErrLost: the record is not in progress or not this
+	// attempt's.
+	Release(ctx context.Context) error
+	// Rollback rolls the business rows back and leaves the record in progress until its lease is over.
+	Rollback(ctx context.Context)
+	// Transient is as in [Transaction].
+	Transient(err error) bool
+}
+
+// Grant is what a Lease was given.
+type Grant struct {
+	// Fence is larger than that of every earlier grant of the store, for outside systems that refuse what is older than what
+	// they have seen. It goes back when the database fails over to a replica that had not yet got it, so nothing of ours depends
+	// on it.
+	Fence int64
+	// Attempt counts the attempts of the key's present life from 1.
+	Attempt int
+	// TookOver is true when the record was in progress and its lease was over.
+	TookOver bool
+	// Reused is true when the key had a record that had expired.
+	Reused bool
+}
+
+// Search says which records are wanted: by ID, by Key with or without the rest of the scope, or by ExternalRef. Fields that are
+// zero are not compared; at least one of the three must be set.
+type Search struct {
+	ID          ID
+	Key         string
+	ExternalRef string
+	// Tenant, Client and Operation narrow the search by Key or ExternalRef. They are compared where they are not nil.
+	Tenant, Client, Operation *string
+}
+
+// Stored is a record with what only people ask for.
+type Stored struct {
+	ID ID
+	Record
+	CreatedAt time.Time
+	// CompletedAt is zero in a record that is not completed.
+	CompletedAt time.Time
+	ExpiresAt   time.Time
+	// LeaseUntil is zero in a record that has never had a lease.
+	LeaseUntil time.Time
+}
+
+// PurgeBatch is one step of a purge.
+type PurgeBatch struct {
+	// Limit bounds the records of one step: at least 1.
+	Limit int
+	// Grace is how long records are kept after they have expired, against clocks that step back.
+	Grace time.Duration
+	// Remember is how long a tombstone is kept after the record's own expiry.
+	Remember time.Duration
+}
+
+// Purged is what a purge has done.
+type Purged struct {
+	// Removed counts the records that are gone.
+	Removed int
+	// Buried counts the records that became tombstones.
+	Buried int
+}
+
+// Transaction is what an Atomic attempt holds: one open transaction of a [Store]. Exactly one of Complete, Refuse and Rollback
+// ends it; after that, Rollback does nothing. It is used by one goroutine.
+type Transaction interface {
 	// Found is the record that Begin read, or nil.
 	Found() *Record
 	// Context puts the transaction into the handler's context.

@@ -180,9 +180,9 @@ func TestCallerThatHangsUpBetweenTwoTriesDoesNotEndTheWork_E50(t *testing.T) {
 // endedStore is a store whose handler has ended its transaction.
 type endedStore struct{ idempotency.Store }
 
-type endedAttempt struct{ idempotency.Attempt }
+type endedAttempt struct{ idempotency.Transaction }
 
-func (s endedStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s endedStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	a, err := s.Store.Begin(ctx, c)
 	return endedAttempt{a}, err
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
-	"sync/atomic"
 
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
@@ -41,9 +40,20 @@ type Plan struct {
 // The error joins every problem found: a marker that only the pointer has or whose signature is another, a policy out of its
 // bounds, a payload that has no safe fingerprint, a result that does not survive encoding, a missing store or secret.
 func Stage[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R]) (bus.Claimed[C, R], Plan, error) {
+	return StageReconciled(e, h, nil)
+}
+
+// StageReconciled is [Stage] for a command whose policy says [Reconcile]. reconcile looks for what an earlier attempt may have done
+// and gives its result; found is false where there is nothing, and an error is read as one of the handler's. It runs on the
+// handler's context, may open the business transaction, and is asked in every attempt but the first, and when the first is made
+// again. It is nil for every other command.
+func StageReconciled[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R], reconcile func(context.Context, C) (res R, found bool, err error)) (bus.Claimed[C, R], Plan, error) {
 	t := reflect.TypeFor[C]()
 	var zero C
 	marked, warnings, err := marks(t)
+	if !marked && reconcile != nil {
+		err = errors.Join(err, errors.New("it has a reconciler and is not marked idempotent"))
+	}
 	if err != nil || !marked {
 		return bus.Claim(h, nil), Plan{Warnings: warnings}, err
 	}
@@ -58,6 +68,12 @@ func Stage[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R]) (bus.Claimed
 	more, err := policy.validate()
 	plan := Plan{Marked: true, Policy: policy, Warnings: append(warnings, more...)}
 	problems := []error{err, checkResult(reflect.TypeFor[R]())}
+	switch wants := policy.Mode == Leased && policy.Takeover == Reconcile; {
+	case wants && reconcile == nil:
+		problems = append(problems, errors.New("its policy says Takeover Reconcile and no reconciler is registered; add registry.Reconcile to its registration"))
+	case !wants && reconcile != nil:
+		problems = append(problems, errors.New("it has a reconciler and its policy does not say Mode Leased and Takeover Reconcile, so it would never be asked"))
+	}
 	if e.cfg.Store == nil {
 		problems = append(problems, errors.New("it is marked idempotent and no store is set"))
 	}
@@ -70,7 +86,7 @@ func Stage[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R]) (bus.Claimed
 	if err := errors.Join(problems...); err != nil {
 		return bus.Claim(h, nil), plan, err
 	}
-	s := &stage[C, R]{engine: e, name: string(zero.CommandName()), policy: policy, enc: enc, resultType: fmt.Sprintf("result/%d", policy.Version)}
+	s := &stage[C, R]{engine: e, name: string(zero.CommandName()), policy: policy, enc: enc, reconcile: reconcile, resultType: fmt.Sprintf("result/%d", policy.Version)}
 	return bus.Claim(h, s.run), plan, nil
 }
 
@@ -80,22 +96,30 @@ type stage[C bus.Command[R], R any] struct {
 	name       string
 	policy     Policy
 	enc        *encoder
+	reconcile  func(context.Context, C) (R, bool, error)
 	resultType string
 }
 
 func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R, error) {
 	var none R
 	req := requestctx.From(ctx)
-	if returned, ok := ctx.Value(activeKey{s.engine}).(*atomic.Bool); ok {
-		// Inside the handler of another marked command: one intent, one record, one transaction.
-		if returned.Load() {
+	key := req.Key().String()
+	label, _ := ctx.Value(labelKey{}).(string)
+	if parent, ok := ctx.Value(activeKey{s.engine}).(*active); ok {
+		nested, childKey, err := s.inside(parent, label)
+		switch {
+		case err != nil:
 			req.Report(requestctx.Outcome{State: requestctx.StateRefused})
-			return none, &HandlerError{Command: s.name, Reason: "it was sent on the context of another command's handler that has returned, so no record covers it; wait for what a handler starts, or give it a context that is not the handler's"}
+			return none, err
+		case nested:
+			req.Report(requestctx.Outcome{State: requestctx.StateNested})
+			return next(ctx, cmd)
 		}
-		req.Report(requestctx.Outcome{State: requestctx.StateNested})
-		return next(ctx, cmd)
+		key = childKey
+	} else if label != "" && key != "" {
+		key = derived("child/1", req.Scope().Tenant, req.Scope().Client, req.Source(), key, s.name, label)
 	}
-	d, err := s.dispatch(req, &cmd)
+	d, err := s.dispatch(req, &cmd, key)
 	if err != nil {
 		req.Report(requestctx.Outcome{State: requestctx.StateRefused})
 		return none, err
@@ -107,13 +131,30 @@ func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R
 	// own is the decoded form of what this very dispatch encoded, kept so that it is not decoded twice.
 	var own R
 	var mine []byte
+	keep := func(res R) ([]byte, error) {
+		own, mine, err = encode[R](s.name, res)
+		if d.policy.Mode == Leased {
+			d.unencodable = err // it does not undo what was done outside
+			return mine, nil
+		}
+		return mine, err
+	}
+	if s.reconcile != nil {
+		d.reconcile = func(ctx context.Context) (result []byte, found bool, err error) {
+			res, found, err := s.reconcile(ctx, cmd)
+			if err != nil || !found {
+				return nil, false, err
+			}
+			result, err = keep(res)
+			return result, true, err
+		}
+	}
 	a, err := d.run(ctx, func(ctx context.Context) ([]byte, error) {
 		res, err := next(ctx, cmd)
 		if err != nil {
 			return nil, err
 		}
-		own, mine, err = encode[R](s.name, res)
-		return mine, err
+		return keep(res)
 	})
 	if err != nil {
 		return none, err
@@ -135,6 +176,23 @@ func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R
 	return res, nil
 }
 
+// inside decides about a command that is sent from the handler of another marked one. Where that one holds an open transaction,
+// it runs in it and under its record: one intent, one record, one transaction. Where there is none yet, it has a record and a
+// key of its own.
+func (s *stage[C, R]) inside(parent *active, label string) (nested bool, key string, err error) {
+	switch {
+	case parent.returned.Load():
+		return false, "", &HandlerError{Command: s.name, Reason: "it was sent on the context of another command's handler that has returned, so no record covers it; wait for what a handler starts, or give it a context that is not the handler's"}
+	case !parent.transaction():
+		key, err = parent.child(s.name, label)
+		return false, key, err
+	case s.policy.Mode == Leased:
+		return false, "", &HandlerError{Command: s.name, Err: ErrLeasedInsideAtomic,
+			Reason: "it is Leased and was sent inside the open transaction of " + parent.name + ", beside which its claim would be committed; send it before that transaction is opened, or make it Atomic"}
+	}
+	return true, "", nil
+}
+
 // unreadable reports a replay that came to nothing: the record stays as it is, and the caller has no outcome.
 func (s *stage[C, R]) unreadable(req *requestctx.Request, err error) error {
 	req.Report(requestctx.Outcome{State: requestctx.StateRefused, OriginalRequestID: req.Outcome().OriginalRequestID})
@@ -142,17 +200,17 @@ func (s *stage[C, R]) unreadable(req *requestctx.Request, err error) error {
 }
 
 // dispatch reads the request context. It gives nil without an error where the command may run without a key and has none.
-func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C) (*dispatch, error) {
+func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C, key string) (*dispatch, error) {
 	if err := req.KeyErr(); err != nil {
 		return nil, &KeyInvalidError{Command: s.name, Err: err}
 	}
-	if req.Key().IsZero() {
+	if key == "" {
 		if s.policy.KeyOptional {
 			return nil, nil
 		}
 		return nil, &KeyMissingError{Command: s.name}
 	}
-	scope := Scope{Tenant: req.Scope().Tenant, Client: req.Scope().Client, Operation: s.name, Key: req.Key().String()}
+	scope := Scope{Tenant: req.Scope().Tenant, Client: req.Scope().Client, Operation: s.name, Key: key}
 	if scope.Client == "" {
 		return nil, &ScopeError{Command: s.name, Missing: "client"}
 	}
@@ -178,6 +236,7 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C) (*dispatch, erro
 			ID: scope.ID(), Scope: scope, Hash: hash, HashVersion: hashVersion(s.policy.Version),
 			Attempt: newAttemptID(), OriginRequestID: storable(req.ID()),
 			Retention: s.policy.Retention, AfterExpiry: s.policy.AfterExpiry, Isolation: s.policy.Isolation,
+			Lease: s.policy.Lease, MaxAttempts: s.policy.MaxAttempts, NoTakeover: s.policy.Takeover == Refuse, Relaxed: s.policy.RelaxedClaim,
 		},
 		rehash: func(version int16) ([32]byte, bool) {
 			if version/1000 != hashAlgorithm {

@@ -85,14 +85,14 @@ func message(k kind, v verb) string {
 // judge says how the dispatch ended and who should read of it.
 func (l *line) judge() (zapcore.Level, verb) {
 	notable := zapcore.InfoLevel
-	if l.ReusedExpired || l.Detached || l.State == requestctx.StateUnprotected {
+	if l.ReusedExpired || l.Detached || l.TookOver || l.superseded() || l.State == requestctx.StateUnprotected {
 		notable = zapcore.WarnLevel
 	}
 	switch {
 	case l.panicked:
 		return zapcore.ErrorLevel, panicked
 	case l.Replayed:
-		return zapcore.InfoLevel, replayed
+		return notable, replayed
 	case l.err == nil:
 		return notable, succeeded
 	case l.State == requestctx.StateUnknown || isFault(l.outcome):
@@ -105,6 +105,12 @@ func (l *line) judge() (zapcore.Level, verb) {
 	return notable, refused
 }
 
+// superseded is whether the dispatch made an attempt and was answered with what another one has left: its key was taken over or
+// released while it ran.
+func (l *line) superseded() bool {
+	return l.Attempt > 0 && (l.Replayed || l.State == requestctx.StateInProgress || l.State == requestctx.StateLost)
+}
+
 // isFault is true for the codes of what no caller can mend. A code that is not known here is a refusal of the application's.
 func isFault(code string) bool {
 	switch code {
@@ -112,7 +118,8 @@ func isFault(code string) bool {
 		"VALIDATION_PANIC", "VALIDATION_TYPE",
 		"IDEMPOTENCY_SCOPE_MISSING", "IDEMPOTENCY_FINGERPRINT_FAILED", "IDEMPOTENCY_STORE_UNAVAILABLE",
 		"IDEMPOTENCY_RETRIES_EXHAUSTED", "IDEMPOTENCY_OUTCOME_UNKNOWN", "IDEMPOTENCY_HANDLER_FAULT",
-		"IDEMPOTENCY_RECORD_MISMATCH", "IDEMPOTENCY_RESULT_UNDECODABLE", "IDEMPOTENCY_RESULT_UNENCODABLE":
+		"IDEMPOTENCY_RECORD_MISMATCH", "IDEMPOTENCY_RESULT_UNDECODABLE", "IDEMPOTENCY_RESULT_UNENCODABLE",
+		"IDEMPOTENCY_LEASE_LOST", "IDEMPOTENCY_ATTEMPTS_EXHAUSTED", "IDEMPOTENCY_RESULT_UNAVAILABLE":
 		return true
 	}
 	return false
@@ -127,6 +134,10 @@ func (l *line) appendTo(to []zap.Field) []zap.Field {
 		to = text(to, "original_request_id", l.OriginalRequestID)
 		to = flag(to, "reused_expired", l.ReusedExpired)
 		to = flag(to, "detached", l.Detached)
+		if l.Attempt > 1 || l.superseded() {
+			to = append(to, zap.Int("attempt", l.Attempt))
+		}
+		to = flag(to, "took_over", l.TookOver)
 	}
 	if l.err != nil {
 		to = text(to, "error_type", innermostType(l.err))

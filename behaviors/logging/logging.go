@@ -35,13 +35,17 @@ type Config struct {
 // A line has these fields, each where there is something to say: command (the name, for queries as well), kind (command, query
 // or check), outcome (OK, PANIC or the code that [bus.CodeOf] gives), state and replayed (of marked commands), key,
 // key_error and key_length (of a key that was refused), client, tenant, source, request_id, original_request_id, external_ref,
-// reused_expired, detached, attributes, duration, error_type, error and log_error. The key stands there whole, because support
+// reused_expired, detached, attempt (of a Leased command, from the second on), took_over, attributes, duration, error_type, error
+// and log_error. A first attempt is written as well where its key was taken from it while it ran: state and replayed are then
+// those of what it was answered with. The key stands there whole, because support
 // searches by it; a page that shows a line has to mask it (rule key-4). Texts are cut at 256 bytes.
 //
 // The level is Info for successes, replays, and refusals that are the caller's to mend. It is Warn for what somebody should
 // look at one day: a key used for two payloads or after its expiry, a marked command without a key, a handler that left its
-// transaction unused, a failure that freed the key, a caller that went away. It is Error for faults: panics, errors without a
-// code of their own, a store that is away, an outcome that nobody knows, a handler that broke its contract.
+// transaction unused, a key that was taken over from an attempt that had died, an attempt whose key was taken from it, a failure
+// that freed the key, a caller that went away. It is Error for faults: panics, errors without a code of their own, a store that is
+// away, an outcome that nobody knows, work that was refused because its lease was lost, a key that was tried too often, a result
+// that could not be stored, a handler that broke its contract.
 //
 // Nothing that goes wrong in logging changes what becomes of a dispatch. A panic's value and a refused key are never written.
 type Observer struct {

@@ -228,7 +228,7 @@ func TestSee1_TheWholeStoryStandsOnOneLine(t *testing.T) {
 	if took, ok := line["duration"].(float64); !ok || took < 0 || took > 600 {
 		t.Errorf("duration = %v", line["duration"])
 	}
-	for _, key := range []string{"error_type", "error", "log_error", "key_error", "key_length", "reused_expired", "detached"} {
+	for _, key := range []string{"error_type", "error", "log_error", "key_error", "key_length", "reused_expired", "detached", "attempt", "took_over"} {
 		if v, ok := line[key]; ok {
 			t.Errorf("%s = %v stands there without a reason", key, v)
 		}
@@ -382,6 +382,17 @@ func TestTheLevelAndTheMessageSayHowItEnded(t *testing.T) {
 		{"the store is away", outcome{State: requestctx.StateRefused}, refusal("IDEMPOTENCY_STORE_UNAVAILABLE"), "error", "failed", "IDEMPOTENCY_STORE_UNAVAILABLE"},
 		{"no scope", outcome{State: requestctx.StateRefused}, refusal("IDEMPOTENCY_SCOPE_MISSING"), "error", "failed", "IDEMPOTENCY_SCOPE_MISSING"},
 		{"a handler's fault", outcome{State: requestctx.StateFreed}, refusal("IDEMPOTENCY_HANDLER_FAULT"), "error", "failed", "IDEMPOTENCY_HANDLER_FAULT"},
+		{"taken over", outcome{State: requestctx.StateExecuted, Attempt: 2, TookOver: true}, nil, "warn", "succeeded", "OK"},
+		{"taken over and refused", outcome{State: requestctx.StateExecuted, Attempt: 2, TookOver: true}, refusal("PAYMENT_DECLINED"), "warn", "refused", "PAYMENT_DECLINED"},
+		{"a later attempt", outcome{State: requestctx.StateExecuted, Attempt: 3}, nil, "info", "succeeded", "OK"},
+		{"a first attempt", outcome{State: requestctx.StateExecuted, Attempt: 1}, nil, "info", "succeeded", "OK"},
+		{"L09: lost, and nothing known", outcome{State: requestctx.StateLost, Attempt: 1}, refusal("IDEMPOTENCY_LEASE_LOST"), "error", "failed", "IDEMPOTENCY_LEASE_LOST"},
+		{"L09: lost to one that has done it", outcome{State: requestctx.StateReplayed, Replayed: true, Attempt: 1}, nil, "warn", "replayed", "OK"},
+		{"L09: lost to one that is at work", outcome{State: requestctx.StateInProgress, Attempt: 2, TookOver: true}, refusal("IDEMPOTENCY_REQUEST_IN_PROGRESS"), "warn", "refused", "IDEMPOTENCY_REQUEST_IN_PROGRESS"},
+		{"L19: tried too often", outcome{State: requestctx.StateRefused, Attempt: 11}, refusal("IDEMPOTENCY_ATTEMPTS_EXHAUSTED"), "error", "failed", "IDEMPOTENCY_ATTEMPTS_EXHAUSTED"},
+		{"R14: done, and its result not kept", outcome{State: requestctx.StateExecuted, Attempt: 1}, refusal("IDEMPOTENCY_RESULT_UNAVAILABLE"), "error", "failed", "IDEMPOTENCY_RESULT_UNAVAILABLE"},
+		{"R14: its replay", outcome{State: requestctx.StateReplayed, Replayed: true}, refusal("IDEMPOTENCY_RESULT_UNAVAILABLE"), "info", "replayed", "IDEMPOTENCY_RESULT_UNAVAILABLE"},
+		{"R08: nobody knows", outcome{State: requestctx.StateUnknown, Attempt: 1}, refusal("IDEMPOTENCY_OUTCOME_UNKNOWN"), "error", "failed", "IDEMPOTENCY_OUTCOME_UNKNOWN"},
 		{"a wrapper's fault", outcome{State: requestctx.StateFreed}, refusal("AROUND_FAULT"), "error", "failed", "AROUND_FAULT"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -399,10 +410,50 @@ func TestTheLevelAndTheMessageSayHowItEnded(t *testing.T) {
 			if got, _ := line["state"].(string); got != string(c.outcome.State) {
 				t.Errorf("state = %q", got)
 			}
-			for key, want := range map[string]bool{"replayed": c.outcome.Replayed, "reused_expired": c.outcome.ReusedExpired, "detached": c.outcome.Detached} {
+			for key, want := range map[string]bool{
+				"replayed": c.outcome.Replayed, "reused_expired": c.outcome.ReusedExpired, "detached": c.outcome.Detached, "took_over": c.outcome.TookOver,
+			} {
 				if got, _ := line[key].(bool); got != want {
 					t.Errorf("%s = %v", key, line[key])
 				}
+			}
+		})
+	}
+}
+
+func TestTheLineCountsAttemptsWhereThereIsSomethingToSay(t *testing.T) {
+	t.Parallel()
+	type outcome = requestctx.Outcome
+	for _, c := range []struct {
+		name    string
+		outcome outcome
+		want    any
+	}{
+		{"Atomic", outcome{State: requestctx.StateExecuted}, nil},
+		{"the first attempt", outcome{State: requestctx.StateExecuted, Attempt: 1}, nil},
+		{"the first attempt, which failed", outcome{State: requestctx.StateFreed, Attempt: 1}, nil},
+		{"the second", outcome{State: requestctx.StateFreed, Attempt: 2}, 2.0},
+		{"the second, after a takeover", outcome{State: requestctx.StateExecuted, Attempt: 2, TookOver: true}, 2.0},
+		{"a replay", outcome{State: requestctx.StateReplayed, Replayed: true}, nil},
+		{"a duplicate", outcome{State: requestctx.StateInProgress}, nil},
+		{"L09: the first, which has lost its key", outcome{State: requestctx.StateLost, Attempt: 1}, 1.0},
+		{"L09: and is answered with the other's outcome", outcome{State: requestctx.StateReplayed, Replayed: true, Attempt: 1}, 1.0},
+		{"L09: or told that the other is at work", outcome{State: requestctx.StateInProgress, Attempt: 1}, 1.0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			var s sink
+			b := steps{claim: reporting(c.outcome, false, nil)}.bus(t, newObserver(t, logging.Config{Logger: s.logger()}))
+			ctx, _ := request(t)
+			if _, err := bus.Send(ctx, b, thePlace); err != nil {
+				t.Fatal(err)
+			}
+			line := s.line(t)
+			if line["attempt"] != c.want {
+				t.Errorf("attempt = %v, want %v", line["attempt"], c.want)
+			}
+			if _, there := line["took_over"]; there != c.outcome.TookOver {
+				t.Errorf("took_over = %v", line["took_over"])
 			}
 		})
 	}

@@ -44,12 +44,15 @@ type database struct {
 	mu      sync.Mutex
 	records map[idempotency.ID]row
 	rows    []string
-	open    map[idempotency.ID]bool // the keys of open attempts that were begun with the hint
+	open    map[idempotency.ID]bool         // the keys of open attempts that were begun with the hint
+	locked  map[idempotency.ID]*transaction // the records that open business transactions hold
+	fence   int64                           // that of the last grant
 }
 
+// row is a record as it is kept. Expired and LeaseLeft are judged on reading.
 type row struct {
-	record  idempotency.Record // its Expired is not kept but judged on reading
-	expires time.Time
+	record                             idempotency.Record
+	created, completed, expires, lease time.Time // completed and lease may be zero
 }
 
 // New makes an empty store.
@@ -63,6 +66,7 @@ func NewWithConfig(cfg Config) *Store {
 	return &Store{cfg: cfg, db: &database{
 		records: make(map[idempotency.ID]row),
 		open:    make(map[idempotency.ID]bool),
+		locked:  make(map[idempotency.ID]*transaction),
 	}}
 }
 
@@ -95,7 +99,7 @@ func (s *Store) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Rec
 }
 
 // Begin starts an attempt. It gives [idempotency.ErrBusy] while another one of the key is open, unless [Config.NoHint] is set.
-func (s *Store) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s *Store) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("memstore: %w", err)
 	}
@@ -110,21 +114,33 @@ func (s *Store) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Att
 	return &attempt{db: s.db, claim: c, hinted: !s.cfg.NoHint, found: s.db.read(c.ID)}, nil
 }
 
-// Insert writes one row of business data: in the attempt that ctx holds, where it becomes visible with the record and not
-// before, or at once where ctx holds none. Within an attempt that has ended it is an error.
+// Insert writes one row of business data: in the transaction that ctx holds, where it becomes visible when that is committed and
+// not before, or at once where ctx holds none. A lease holds one while its business transaction is open ([Store.InTx]). Within an
+// attempt, a lease or a transaction that has ended it is an error.
 func (s *Store) Insert(ctx context.Context, note string) error {
 	s.db.mu.Lock()
 	defer s.db.mu.Unlock()
-	a, ok := ctx.Value(attemptKey{s.db}).(*attempt)
-	if !ok {
+	var tx *transaction
+	switch held := ctx.Value(heldKey{s.db}).(type) {
+	case *attempt:
+		tx = &held.tx
+		held.used = held.used || !tx.over
+	case *lease:
+		if held.ended {
+			return errEnded
+		}
+		tx = held.tx
+	case *transaction:
+		tx = held
+	}
+	if tx == nil {
 		s.db.rows = append(s.db.rows, note)
 		return nil
 	}
-	if a.ended {
+	if tx.over {
 		return errEnded
 	}
-	a.used = true
-	a.rows = append(a.rows, note)
+	tx.rows = append(tx.rows, note)
 	return nil
 }
 
@@ -147,24 +163,39 @@ func (s *Store) Records() []idempotency.Record {
 }
 
 // Put writes a record as it is, over one that has the same id. It ends an hour ago if rec.Expired is true, and otherwise
-// after the default retention.
+// after the default retention. If it is in progress, its lease ends after rec.LeaseLeft, or a minute ago where that is 0. Zero
+// Attempts and Fence are written as 1.
 func (s *Store) Put(id idempotency.ID, rec idempotency.Record) {
 	s.db.mu.Lock()
 	defer s.db.mu.Unlock()
-	expires := time.Now().Add(idempotency.DefaultRetention)
+	now := time.Now()
+	r := row{record: rec, created: now, expires: now.Add(idempotency.DefaultRetention)}
+	r.record.Result = bytes.Clone(rec.Result)
+	r.record.Attempts, r.record.Fence = max(rec.Attempts, 1), max(rec.Fence, 1)
 	if rec.Expired {
-		expires = time.Now().Add(-time.Hour)
+		r.expires = now.Add(-time.Hour)
 	}
-	rec.Result = bytes.Clone(rec.Result)
-	s.db.records[id] = row{rec, expires}
+	switch {
+	case rec.State == idempotency.Completed:
+		r.completed = now
+	case rec.State == idempotency.InProgress && rec.LeaseLeft > 0:
+		r.lease = now.Add(rec.LeaseLeft)
+	case rec.State == idempotency.InProgress:
+		r.lease = now.Add(-time.Minute)
+	}
+	s.db.records[id] = r
 }
 
-// Age makes all records older by d.
+// Age makes all records older by d: their creation, completion and expiry and the ends of their leases.
 func (s *Store) Age(d time.Duration) {
 	s.db.mu.Lock()
 	defer s.db.mu.Unlock()
 	for id, r := range s.db.records {
-		r.expires = r.expires.Add(-d)
+		for _, t := range []*time.Time{&r.created, &r.completed, &r.expires, &r.lease} {
+			if !t.IsZero() {
+				*t = t.Add(-d)
+			}
+		}
 		s.db.records[id] = r
 	}
 }
@@ -175,13 +206,22 @@ func (db *database) read(id idempotency.ID) *idempotency.Record {
 	if !ok {
 		return nil
 	}
+	return r.read(time.Now())
+}
+
+func (r row) read(now time.Time) *idempotency.Record {
 	rec := r.record
 	rec.Result = bytes.Clone(rec.Result)
-	rec.Expired = !time.Now().Before(r.expires)
+	rec.Expired = !now.Before(r.expires)
+	rec.LeaseLeft = 0
+	if rec.State == idempotency.InProgress {
+		rec.LeaseLeft = max(r.lease.Sub(now), 0)
+	}
 	return &rec
 }
 
-type attemptKey struct{ db *database }
+// heldKey is where a context holds an *attempt, a *lease or a *transaction.
+type heldKey struct{ db *database }
 
 var errEnded = errors.New("memstore: the attempt has ended")
 
@@ -190,15 +230,15 @@ type attempt struct {
 	claim  idempotency.Claim
 	found  *idempotency.Record
 	hinted bool
-	// The rest is guarded by db.mu, because a handler may write from several goroutines.
-	rows        []string
-	used, ended bool
+	// The rest is guarded by db.mu.
+	tx   transaction
+	used bool
 }
 
 func (a *attempt) Found() *idempotency.Record { return a.found }
 
 func (a *attempt) Context(ctx context.Context) context.Context {
-	return context.WithValue(ctx, attemptKey{a.db}, a)
+	return context.WithValue(ctx, heldKey{a.db}, a)
 }
 
 func (a *attempt) Used() bool {
@@ -230,28 +270,26 @@ func (a *attempt) Transient(err error) bool { return errors.Is(err, idempotency.
 func (a *attempt) record(ctx context.Context, done idempotency.Completion, keepRows bool) error {
 	a.db.mu.Lock()
 	defer a.db.mu.Unlock()
-	if a.ended {
+	if a.tx.over {
 		return errEnded
 	}
 	a.end()
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("memstore: %w", err)
 	}
+	if keepRows && a.tx.spoiled {
+		return fmt.Errorf("memstore: %w", idempotency.ErrTransactionAborted)
+	}
 	if !a.takes(a.db.read(a.claim.ID)) {
 		return fmt.Errorf("memstore: %w", idempotency.ErrLost)
 	}
-	c := &a.claim
-	a.db.records[c.ID] = row{
-		record: idempotency.Record{
-			Scope: c.Scope, Hash: c.Hash, HashVersion: c.HashVersion,
-			State: idempotency.Completed, AfterExpiry: c.AfterExpiry, Attempt: c.Attempt,
-			Outcome: done.Outcome, Result: bytes.Clone(done.Result), ResultType: done.ResultType,
-			OriginRequestID: c.OriginRequestID, ExternalRef: done.ExternalRef,
-		},
-		expires: time.Now().Add(c.Retention),
-	}
+	now := time.Now()
+	r := claimed(&a.claim, now)
+	r.record.Attempts = 1
+	r.complete(done, now)
+	a.db.records[a.claim.ID] = r
 	if keepRows {
-		a.db.rows = append(a.db.rows, a.rows...)
+		a.db.rows = append(a.db.rows, a.tx.rows...)
 	}
 	return nil
 }
@@ -263,18 +301,47 @@ func (a *attempt) takes(rec *idempotency.Record) bool {
 		return true
 	case rec.Scope != a.claim.Scope:
 		return false
-	case rec.State == idempotency.Failed && rec.Hash == a.claim.Hash:
+	case rec.State == idempotency.Failed && samePayload(rec, &a.claim):
 		return true
 	}
-	return rec.Expired && rec.AfterExpiry == idempotency.Reuse && rec.State != idempotency.InProgress
+	return reusable(rec) && rec.State != idempotency.InProgress
 }
 
 func (a *attempt) end() {
-	if a.ended {
+	if a.tx.over {
 		return
 	}
-	a.ended = true
+	a.tx.over = true
 	if a.hinted {
 		delete(a.db.open, a.claim.ID)
 	}
+}
+
+// claimed is the beginning of a record's life.
+func claimed(c *idempotency.Claim, now time.Time) row {
+	return row{
+		record: idempotency.Record{
+			Scope: c.Scope, Hash: c.Hash, HashVersion: c.HashVersion, AfterExpiry: c.AfterExpiry,
+			Attempt: c.Attempt, OriginRequestID: c.OriginRequestID,
+		},
+		created: now, expires: now.Add(c.Retention),
+	}
+}
+
+// complete makes r a completed record.
+func (r *row) complete(done idempotency.Completion, now time.Time) {
+	r.completed = now
+	r.record.State = idempotency.Completed
+	r.record.Outcome, r.record.Result, r.record.ResultType = done.Outcome, bytes.Clone(done.Result), done.ResultType
+	r.record.ExternalRef = done.ExternalRef
+}
+
+// reusable reports whether the key of a record is new work.
+func reusable(rec *idempotency.Record) bool {
+	return rec.Expired && rec.AfterExpiry == idempotency.Reuse && rec.ResultType != tombstone
+}
+
+// samePayload compares the hashes, that of an older version of the contract included.
+func samePayload(rec *idempotency.Record, c *idempotency.Claim) bool {
+	return rec.Hash == c.Hash || c.PriorHash != [32]byte{} && rec.Hash == c.PriorHash
 }

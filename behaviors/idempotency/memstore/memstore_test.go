@@ -26,6 +26,7 @@ func TestStoreKeepsTheSpecification(t *testing.T) {
 			Store:   store,
 			NoHint:  memstore.NewWithConfig(memstore.Config{NoHint: true, Share: store}),
 			Insert:  store.Insert,
+			InTx:    store.InTx,
 			Rows:    func(testing.TB) []string { return store.Rows() },
 			Records: func(testing.TB) int { return len(store.Records()) },
 			Age:     func(_ testing.TB, d time.Duration) { store.Age(d) },

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
@@ -42,9 +43,10 @@ var columns = map[string]string{
 }
 
 // Check refuses a server or a schema with which the promises would not hold: a replica or a read-only session, a commit that
-// does not wait for the disk, a table that is missing, unlogged, of another shape or without its unique key, missing rights,
-// and a pooler that does not keep a transaction on one connection. It reports all of them, joined. Settings that only make a
-// dead process hold its keys longer are warnings; [Configure] sets them.
+// does not wait for the disk, a table that is missing, unlogged, of another shape, with hidden rows or without its unique key, a
+// sequence of fences that is missing, elsewhere or does not rise, missing rights, and a pooler that does not keep a transaction on
+// one connection. It reports all of them, joined. Settings that only make a dead process hold its keys longer are warnings;
+// [Configure] sets them. So is a missing right to remove records: a purge can be run by another role.
 func (s *Store) Check(ctx context.Context) (warnings []string, err error) {
 	if s.pool == nil {
 		return nil, errors.New("pgstore: the pool is nil; give New a *pgxpool.Pool")
@@ -118,12 +120,13 @@ func (c *checker) schema() {
 		return
 	}
 	var kind, persistence string
-	var unique, may bool
+	var unique, may, mayDelete, hidden bool
 	err := c.s.pool.QueryRow(c.ctx, `SELECT relkind::text, relpersistence::text,
 		EXISTS (SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
 			WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indnkeyatts = 1 AND i.indpred IS NULL AND a.attname = 'id'),
-		has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE')
-		FROM pg_class c WHERE c.oid = $1`, *oid).Scan(&kind, &persistence, &unique, &may)
+		has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'),
+		has_table_privilege(c.oid, 'DELETE'), row_security_active(c.oid)
+		FROM pg_class c WHERE c.oid = $1`, *oid).Scan(&kind, &persistence, &unique, &may, &mayDelete, &hidden)
 	if err != nil {
 		c.fatal = fmt.Errorf("pgstore: the schema cannot be read: %w", err)
 		return
@@ -140,7 +143,44 @@ func (c *checker) schema() {
 	if !may {
 		c.bad("this role may not SELECT, INSERT and UPDATE %s; grant it", table)
 	}
+	if !mayDelete {
+		c.warnings = append(c.warnings, fmt.Sprintf("this role may not DELETE from %s, so it cannot purge expired records; grant it, or purge with a role that may", table))
+	}
+	if hidden {
+		c.bad("row-level security hides rows of %s from this role, and a key that is hidden counts as new; use a role that sees all of them", table)
+	}
 	c.columns(table, *oid)
+	c.sequence(*oid)
+}
+
+// sequence looks at where the fences of Leased claims come from.
+func (c *checker) sequence(table uint32) {
+	name := c.s.sequence()
+	var beside, may, logged, rises bool
+	err := c.s.pool.QueryRow(c.ctx, `SELECT q.relnamespace = t.relnamespace, has_sequence_privilege(q.oid, 'USAGE'), q.relpersistence = 'p',
+		s.seqincrement > 0 AND s.seqcache = 1 AND NOT s.seqcycle
+		FROM pg_class q JOIN pg_sequence s ON s.seqrelid = q.oid, pg_class t WHERE q.oid = to_regclass($1) AND t.oid = $2`, name, table).
+		Scan(&beside, &may, &logged, &rises)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		c.bad("the sequence %s does not exist; run pgstore.Migrate, or the steps of pgstore.Migrations, with the same schema", name)
+		return
+	case err != nil:
+		c.fatal = fmt.Errorf("pgstore: the schema cannot be read: %w", err)
+		return
+	}
+	if !beside {
+		c.bad("the sequence %s is found in another schema than the table %s; set Config.Schema", name, c.s.table())
+	}
+	if !may {
+		c.bad("this role has no right of USAGE on the sequence %s; grant it", name)
+	}
+	if !logged {
+		c.bad("the sequence %s is unlogged or temporary: it begins anew after a crash; ALTER SEQUENCE %s SET LOGGED", name, name)
+	}
+	if !rises {
+		c.bad("the sequence %s does not give every caller a larger number than all before; ALTER SEQUENCE %s INCREMENT 1 CACHE 1 NO CYCLE", name, name)
+	}
 }
 
 func (c *checker) columns(table string, oid uint32) {

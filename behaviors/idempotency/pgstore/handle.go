@@ -29,18 +29,45 @@ var (
 	ErrRevoked = errors.New("pgstore: the handler has returned and its transaction has been taken back")
 	// ErrEndedByText is returned by a handle through which COMMIT, ROLLBACK or BEGIN was sent as text. The command fails.
 	ErrEndedByText = errors.New("pgstore: a COMMIT, ROLLBACK or BEGIN was sent as text through the command's transaction, which belongs to the bus")
-	// ErrNoTransaction is returned by [Tx] outside an idempotent command.
-	ErrNoTransaction = errors.New("pgstore: there is no transaction here: the context is not that of an idempotent command's handler")
+	// ErrNoTransaction is returned by [Tx] where no transaction is open.
+	ErrNoTransaction = errors.New("pgstore: there is no transaction here: the context is neither that of an Atomic command's handler nor that of a function given to InTx")
 )
 
 // errInUse is what a second goroutine gets.
 var errInUse = errors.New("pgstore: another statement of the command's transaction is running; it is for one goroutine at a time")
 
-type attemptKey struct{}
+// holder is what a handler's context holds: an Atomic attempt, a lease, or a transaction of [InTx] outside any command.
+type holder interface {
+	// on reports whether it is in the database of that pool.
+	on(pool *pgxpool.Pool) bool
+	// outer is what the context held around it, of another store or another bus.
+	outer() holder
+	// handle gives the open transaction, ErrNoTransaction where none is open, or ErrRevoked where the handler has returned.
+	handle() (*handle, error)
+	// within runs fn in the transaction.
+	within(ctx context.Context, fn func(ctx context.Context) error) error
+}
+
+type holderKey struct{}
+
+func held(ctx context.Context) holder {
+	h, _ := ctx.Value(holderKey{}).(holder)
+	return h
+}
+
+// heldOn gives the innermost holder in the database of pool, or nil.
+func heldOn(ctx context.Context, pool *pgxpool.Pool) holder {
+	h := held(ctx)
+	for h != nil && !h.on(pool) {
+		h = h.outer()
+	}
+	return h
+}
 
 // DB gives what a handler reads and writes through. In the handler of an idempotent command, and in commands nested in it,
-// that is the transaction which also holds the record (rule rec-1), provided that the command's store uses the same pool;
-// everywhere else it is pool itself. So one function serves commands, queries and tests.
+// that is the transaction which also holds the record (rule rec-1), provided that the command's store uses the same pool; in
+// a Leased handler only while its business transaction is open, so from [InTx] on. Inside an InTx it is the transaction of that, and
+// everywhere else pool itself. So one function serves commands, queries and tests.
 //
 // The handle is good until the handler returns, and like every transaction for one goroutine at a time. A goroutine that is
 // still in a statement when the handler returns makes the command fail, with everything rolled back.
@@ -48,32 +75,63 @@ type attemptKey struct{}
 // What a handler sets in the transaction is in force for the record's statement as well: where handlers change the
 // search_path, Config.Schema must be set, and a role that they change to needs the store's rights.
 func DB(ctx context.Context, pool *pgxpool.Pool) DBTX {
-	for a, _ := ctx.Value(attemptKey{}).(*attempt); a != nil; a = a.outer {
-		if a.store.pool == pool {
-			return a.handle()
-		}
+	h := heldOn(ctx, pool)
+	if h == nil {
+		return pool
+	}
+	switch t, err := h.handle(); err {
+	case nil:
+		return t
+	case ErrRevoked:
+		return revoked
 	}
 	return pool
 }
 
-// Tx gives the transaction of the idempotent command whose handler ctx belongs to, for libraries that want a pgx.Tx, such as
-// a job queue or an outbox. Its Commit and Rollback refuse with [ErrNotYours]; Begin gives a savepoint, which the handler may
-// commit and roll back. Outside an idempotent command the error is [ErrNoTransaction].
+// revoked is what a handler has after it has returned, if it has never had a transaction.
+var revoked = func() *handle {
+	g := &guard{}
+	g.revoke()
+	return &handle{g: g}
+}()
+
+// Tx gives the transaction of the idempotent command whose handler ctx belongs to, or of the [InTx] around it, for libraries
+// that want a pgx.Tx, such as a job queue or an outbox. Its Commit and Rollback refuse with [ErrNotYours]; Begin gives a savepoint,
+// which the handler may commit and roll back. Where no transaction is open the error is [ErrNoTransaction]: outside of the two, and
+// in a Leased handler before its InTx.
 //
 // Conn gives the connection itself, which nothing can guard: ending the transaction there is found out when the record is
 // written, and fails the command.
 func Tx(ctx context.Context) (pgx.Tx, error) {
-	a, ok := ctx.Value(attemptKey{}).(*attempt)
-	if !ok {
+	h := held(ctx)
+	if h == nil {
 		return nil, ErrNoTransaction
 	}
-	return a.handle(), nil
+	t, err := h.handle()
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // guard is shared by a handle and the savepoints made from it. A statement keeps it busy from before it is sent until it is
 // answered, so that none is sent on a connection that has been given back to the pool.
 type guard struct {
 	busy, revoked, ended, used atomic.Bool
+	spoiled                    atomic.Bool // a part of what was to be written whole may be missing
+}
+
+// whole runs fn, and spoils the transaction if fn fails or does not return.
+func (g *guard) whole(ctx context.Context, fn func(ctx context.Context) error) error {
+	failed := true
+	defer func() {
+		if failed {
+			g.spoiled.Store(true)
+		}
+	}()
+	err := fn(ctx)
+	failed = err != nil
+	return err
 }
 
 // enter is called before a statement, and leave after it unless enter gave an error. It does not wait: a statement that was

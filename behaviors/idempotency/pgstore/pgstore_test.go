@@ -63,6 +63,9 @@ func fixture(t *testing.T) storetest.Fixture {
 			_, err := pgstore.DB(ctx, pool).Exec(ctx, `INSERT INTO notes (note) VALUES ($1)`, note)
 			return err
 		},
+		InTx: func(ctx context.Context, fn func(ctx context.Context) error) error {
+			return pgstore.InTx(ctx, pool, fn)
+		},
 		Rows: func(t testing.TB) []string {
 			rows, _ := behind.Query(context.Background(), `SELECT note FROM notes`)
 			notes, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -84,15 +87,19 @@ func fixture(t *testing.T) storetest.Fixture {
 			if r.State != idempotency.Completed {
 				outcome = nil
 			}
-			var fence, lease any
+			var lease any
 			if r.State == idempotency.InProgress {
-				fence, lease = int64(1), -time.Minute
+				lease = -time.Minute
+				if r.LeaseLeft > 0 {
+					lease = r.LeaseLeft
+				}
 			}
-			exec(t, behind, `INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
-				fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, created_at, expires_at)
-				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, clock_timestamp() + $12::interval, $13, $14, nullif($15, ''), $16, nullif($17, ''), clock_timestamp(), clock_timestamp() + $18::interval)`,
+			exec(t, behind, `INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts,
+				fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
+				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() + $13::interval, $14, $15, nullif($16, ''), $17, nullif($18, ''),
+				clock_timestamp(), CASE WHEN $14::smallint IS NOT NULL THEN clock_timestamp() END, clock_timestamp() + $19::interval)`,
 				[16]byte(id), r.Scope.Tenant, r.Scope.Client, r.Scope.Operation, r.Scope.Key, r.Hash[:], r.HashVersion, string(r.State), r.AfterExpiry.String(),
-				[16]byte(r.Attempt), fence, lease, outcome, r.Result, r.ResultType, r.OriginRequestID, r.ExternalRef, expires)
+				[16]byte(r.Attempt), max(r.Attempts, 1), max(r.Fence, 1), lease, outcome, r.Result, r.ResultType, r.OriginRequestID, r.ExternalRef, expires)
 		},
 	}
 }

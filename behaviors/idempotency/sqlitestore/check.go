@@ -81,7 +81,10 @@ func (s *Store) checkDatabase(ctx context.Context) (warnings []string, err error
 	case version > latest():
 		warnings = append(warnings, fmt.Sprintf("the schema has version %d and this program knows %d: a newer one has migrated the database", version, latest()))
 	}
-	return warnings, checkTable(ctx, conn)
+	if err := checkTable(ctx, conn); err != nil {
+		return warnings, err
+	}
+	return warnings, checkSequence(ctx, conn)
 }
 
 func checkTable(ctx context.Context, conn *sql.Conn) error {
@@ -125,16 +128,53 @@ func checkTable(ctx context.Context, conn *sql.Conn) error {
 	return nil
 }
 
-// dryRun goes the way of an attempt up to its COMMIT and rolls back.
+// checkSequence demands the one row that the fences come from. What else may be wrong with it, the dry run finds out.
+func checkSequence(ctx context.Context, conn *sql.Conn) error {
+	var tables, rows int
+	if err := conn.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'idempotency_sequence'`).Scan(&tables); err != nil {
+		return fmt.Errorf("the schema cannot be read: %w", err)
+	}
+	if tables == 0 {
+		return errors.New("the table idempotency_sequence does not exist; run sqlitestore.Migrate, or the steps of sqlitestore.Migrations")
+	}
+	if err := conn.QueryRowContext(ctx, `SELECT count(*) FROM idempotency_sequence`).Scan(&rows); err != nil {
+		return fmt.Errorf("the table idempotency_sequence cannot be read: %w", err)
+	}
+	if rows != 1 {
+		return fmt.Errorf("the table idempotency_sequence has %d rows and must have one, which sqlitestore.Migrate makes", rows)
+	}
+	return nil
+}
+
+// dryRun goes the way of an Atomic attempt and of a Leased one, up to their COMMIT, and rolls back.
 func (s *Store) dryRun(ctx context.Context) error {
 	scope := idempotency.Scope{Client: "tekil", Operation: "check", Key: "check-" + rand.Text()}
-	at, err := s.Begin(ctx, idempotency.Claim{ID: scope.ID(), Scope: scope})
+	c := idempotency.Claim{ID: scope.ID(), Scope: scope}
+	done := idempotency.Completion{Result: []byte("null"), ResultType: "check"}
+	at, err := s.Begin(ctx, c)
 	if err != nil {
 		return fmt.Errorf("an attempt cannot be begun; is the file writable, and does nobody hold its write lock? %w", err)
 	}
 	defer at.Rollback(ctx)
-	if err := at.(*attempt).put(ctx, idempotency.Completion{Result: []byte("null"), ResultType: "check"}); err != nil {
+	if err := at.(*attempt).put(ctx, &at.(*attempt).session, done); err != nil {
 		return fmt.Errorf("a record cannot be written; is the file writable? %w", err)
+	}
+	at.Rollback(ctx)
+
+	l := &lease{store: s, claim: c}
+	if l.st, err = patiently(ctx, s, s.leasing); err != nil {
+		return fmt.Errorf("a key cannot be claimed: %w", err)
+	}
+	in := new(session)
+	defer in.close()
+	if err = in.open(ctx, s); err == nil {
+		_, err = l.take(ctx, in)
+	}
+	if err == nil {
+		err = l.put(ctx, in, done)
+	}
+	if err != nil {
+		return fmt.Errorf("a key cannot be claimed: %w", err)
 	}
 	return nil
 }

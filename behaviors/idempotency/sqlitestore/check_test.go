@@ -88,7 +88,7 @@ func TestCheck_RefusesADatabaseThatCannotKeepThePromisesAndSaysWhatToDo(t *testi
 				mustExec(t, b.beside, `DELETE FROM idempotency_migrations`)
 				return b.store
 			},
-			[]string{"has version 0 and 1 is needed", "run sqlitestore.Migrate"},
+			[]string{"has version 0 and 2 is needed", "run sqlitestore.Migrate"},
 		},
 		"a column that is missing": {
 			recreate("    external_ref      TEXT,\n", ""),
@@ -118,6 +118,27 @@ func TestCheck_RefusesADatabaseThatCannotKeepThePromisesAndSaysWhatToDo(t *testi
 				return b.store
 			},
 			[]string{"primary key is not id alone"},
+		},
+		"a database without the sequence": {
+			func(t *testing.T, b *bundle) *sqlitestore.Store {
+				mustExec(t, b.beside, `DROP TABLE idempotency_sequence`)
+				return b.store
+			},
+			[]string{"idempotency_sequence does not exist", "run sqlitestore.Migrate"},
+		},
+		"a sequence without its row": {
+			func(t *testing.T, b *bundle) *sqlitestore.Store {
+				mustExec(t, b.beside, `DELETE FROM idempotency_sequence`)
+				return b.store
+			},
+			[]string{"idempotency_sequence has 0 rows"},
+		},
+		"a sequence that cannot be written": {
+			func(t *testing.T, b *bundle) *sqlitestore.Store {
+				mustExec(t, b.beside, `CREATE TRIGGER frozen BEFORE UPDATE ON idempotency_sequence BEGIN SELECT raise(FAIL, 'frozen'); END`)
+				return b.store
+			},
+			[]string{"a key cannot be claimed", "frozen"},
 		},
 		"a column that the store does not fill": {
 			recreate("    expires_at        INTEGER NOT NULL,\n", "    expires_at        INTEGER NOT NULL,\n    owner TEXT NOT NULL,\n"),

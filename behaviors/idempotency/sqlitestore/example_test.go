@@ -13,6 +13,7 @@ import (
 
 	_ "modernc.org/sqlite" // the application chooses the driver
 
+	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/behaviors/idempotency/sqlitestore"
 )
 
@@ -64,6 +65,53 @@ func Example() {
 	// order 1 replayed: true error: <nil>
 }
 
+// A Leased command calls a payment provider and then writes. Nothing is locked while it is outside, and the provider's answer is
+// committed together with the command's outcome.
+func ExampleInTx() {
+	ctx := context.Background()
+	db, remove := exampleDB()
+	defer remove()
+	if err := sqlitestore.Migrate(ctx, db); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := db.ExecContext(ctx, `CREATE TABLE orders (id INTEGER PRIMARY KEY, note TEXT NOT NULL)`); err != nil {
+		log.Fatal(err)
+	}
+	authorize := func(_ context.Context, key string) (string, error) { // the provider knows a key that it has seen
+		return fmt.Sprintf("authorized under a key of %d characters", len(key)), nil
+	}
+
+	handle, err := serve(sqlitestore.New(db), func(ctx context.Context, cmd charge) (res paid, err error) {
+		key, err := idempotency.DownstreamKey(ctx, "authorize")
+		if err != nil {
+			return res, err
+		}
+		note, err := authorize(ctx, key)
+		if err != nil {
+			return res, err
+		}
+		err = sqlitestore.InTx(ctx, db, func(ctx context.Context) error {
+			res.OrderID, err = insertOrder(ctx, sqlitestore.DB(ctx, db), cmd.Note+", "+note)
+			return err
+		})
+		return res, err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		res, outcome, err := send(ctx, handle, "4f2c1e0a-cart-18", charge{Note: "two books"})
+		fmt.Println("order", res.OrderID, "replayed:", outcome.Replayed, "error:", err)
+	}
+	var note string
+	err = db.QueryRowContext(ctx, `SELECT note FROM orders`).Scan(&note)
+	fmt.Println(note, err)
+	// Output:
+	// order 1 replayed: false error: <nil>
+	// order 1 replayed: true error: <nil>
+	// two books, authorized under a key of 43 characters <nil>
+}
+
 // Outside an idempotent command DB gives the database itself, so one function serves commands, queries and tests.
 func ExampleDB() {
 	ctx := context.Background()
@@ -109,6 +157,8 @@ func ExampleMigrations() {
 	// 1 records
 	//   CREATE TABLE idempotency_records (
 	//   CREATE INDEX idempotency_records_expires ON idempotency_records (expires_at);
+	// 2 sequence
+	//   CREATE TABLE idempotency_sequence (
 }
 
 // An attempt waits at most a second for another process that holds the write lock.

@@ -16,9 +16,9 @@ import (
 var refused = idempotency.Completion{Outcome: idempotency.Refusal, Result: []byte(`{"code":"NO"}`), ResultType: "refusal/1"}
 
 // ends are the two ways of an attempt that leave a record.
-var ends = map[string]func(ctx context.Context, a idempotency.Attempt) error{
-	"complete": func(ctx context.Context, a idempotency.Attempt) error { return a.Complete(ctx, success) },
-	"refuse":   func(ctx context.Context, a idempotency.Attempt) error { return a.Refuse(ctx, refused) },
+var ends = map[string]func(ctx context.Context, a idempotency.Transaction) error{
+	"complete": func(ctx context.Context, a idempotency.Transaction) error { return a.Complete(ctx, success) },
+	"refuse":   func(ctx context.Context, a idempotency.Transaction) error { return a.Refuse(ctx, refused) },
 }
 
 func TestDB_TextThatEndsTheTransactionIsRefused(t *testing.T) {
@@ -289,10 +289,10 @@ func TestDB_DeadlineInTheMiddleOfAStatementFreesTheKey(t *testing.T) {
 
 func TestDB_HandleIsTakenBackWhenTheHandlerHasReturned(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(a idempotency.Attempt){
-		"complete": func(a idempotency.Attempt) { _ = a.Complete(t.Context(), success) },
-		"refuse":   func(a idempotency.Attempt) { _ = a.Refuse(t.Context(), refused) },
-		"rollback": func(a idempotency.Attempt) { a.Rollback(t.Context()) },
+	for name, end := range map[string]func(a idempotency.Transaction){
+		"complete": func(a idempotency.Transaction) { _ = a.Complete(t.Context(), success) },
+		"refuse":   func(a idempotency.Transaction) { _ = a.Refuse(t.Context(), refused) },
+		"rollback": func(a idempotency.Transaction) { a.Rollback(t.Context()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

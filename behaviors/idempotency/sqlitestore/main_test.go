@@ -41,8 +41,13 @@ func child(task, path string) error {
 		return err
 	}
 	defer db.Close()
-	if task == "migrate" {
+	switch {
+	case task == "migrate":
 		return sqlitestore.Migrate(context.Background(), db)
+	case strings.HasPrefix(task, "leased"):
+		return chargeAll(context.Background(), db, task)
+	case strings.HasPrefix(task, "die"):
+		return die(context.Background(), db, task)
 	}
 	return payAll(context.Background(), db, task)
 }
@@ -78,6 +83,14 @@ func payAll(ctx context.Context, db *sql.DB, name string) error {
 	if err != nil {
 		return err
 	}
+	return sendAll(name, func(key string) error {
+		_, _, err := send(ctx, handle, key, pay{Note: key})
+		return err
+	})
+}
+
+// sendAll sends with each key twice at once.
+func sendAll(name string, send func(key string) error) error {
 	var keys []string
 	for i := range ownKeys {
 		keys = append(keys, fmt.Sprintf("%s-key-%d", name, i))
@@ -89,8 +102,7 @@ func payAll(ctx context.Context, db *sql.DB, name string) error {
 	failed := make([]string, 2*len(keys))
 	for i := range failed {
 		wg.Go(func() {
-			key := keys[i/2]
-			if _, _, err := send(ctx, handle, key, pay{Note: key}); err != nil {
+			if err := send(keys[i/2]); err != nil {
 				failed[i] = err.Error()
 			}
 		})

@@ -46,7 +46,7 @@ func latest() int {
 	return steps[len(steps)-1].Version
 }
 
-// Migrate puts the database into WAL mode and makes or updates the store's table. It does nothing where all is up to date,
+// Migrate puts the database into WAL mode and makes or updates the store's tables. It does nothing where all is up to date,
 // and processes that start at once, on a file that does not exist yet, do not harm each other: they wait for one another, at
 // most 5 seconds at each lock. The version is kept in the table idempotency_migrations. A database that a newer version of
 // this package has migrated is left as it is.

@@ -82,6 +82,7 @@ func TestMigrate_WaitsForTheWriteLock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	mustExec(t, b.beside, `DROP TABLE idempotency_records`)
+	mustExec(t, b.beside, `DROP TABLE idempotency_sequence`)
 	mustExec(t, b.beside, `DELETE FROM idempotency_migrations`)
 	writer := connection(t, b.beside)
 	mustExec(t, writer, `BEGIN IMMEDIATE`)

@@ -4,31 +4,46 @@
 //
 // # How an attempt runs
 //
+// An Atomic attempt is one transaction:
+//
 //	Begin      waits for its turn in this process; takes one connection; BEGIN and the write lock; reads the record
 //	           the handler's own statements, on the same connection
 //	Complete   writes the record in its final state; COMMIT
 //
+// A Leased one is two, and its handler may call the outside world between them:
+//
+//	Lease      in its turn: BEGIN and the write lock; claims the key under a lease; COMMIT
+//	           the handler calls the outside world, while Renew keeps the lease alive by short writes
+//	InTx       waits for its turn; takes one connection; BEGIN and the write lock; makes sure that the lease is still its own
+//	           the handler's own statements, on the same connection
+//	Complete   completes the record if it is still its own; COMMIT
+//
 // The primary key decides who owns a key (rule rec-2); as there is one writer at a time, whoever comes later reads the
-// winner's record. A command takes one connection and never asks for a second, so a pool of one works.
+// winner's record. A command takes one connection at a time and never asks for a second, so a pool of one works.
 //
 // # One writer at a time
 //
-// SQLite has a single write lock for the whole database, and an attempt holds it from Begin to COMMIT, with its handler in
-// between. Every other write waits meanwhile, in this process and in others, with a key of its own or without one; readers do
-// not. So keep handlers short, and make no calls to the outside world in them. Where that is not enough, use pgstore.
+// SQLite has a single write lock for the whole database. An Atomic attempt holds it from Begin to COMMIT, with its handler in
+// between; a Leased one holds it while it claims the key, and from InTx to COMMIT. Every other write waits meanwhile, in this
+// process and in others, with a key of its own or without one; readers do not. So on SQLite make a command Leased
+// ([idempotency.Leased]) unless its handler is short, and let its handler do what takes time before it calls [InTx]. That costs a
+// second commit to the disk. Calls to the outside world never belong between Begin or InTx and the end of the handler. Where that
+// is not enough, use pgstore.
 //
-// Attempts of one [Store] queue in the order in which they came, and wait without a connection, as long as their context
+// Transactions of one [Store] queue in the order in which they came, and wait without a connection, as long as their context
 // allows. Make one Store for each database in a process. Between processes, and against writes that do not come through the
 // store, SQLite's busy timeout decides ([Config].BusyTimeout); when it runs out the store counts as not available, and the
 // caller may send the same key again.
 //
-// A handler that writes through the *sql.DB instead of [DB] waits for its own transaction until the busy timeout runs out.
+// A handler that writes through the *sql.DB while its own transaction is open waits for that until the busy timeout runs out. What
+// a Leased handler writes before InTx is committed at once and by itself, without the store's queue and patience.
 //
 // # Durability
 //
 // The journal mode must be WAL, so that readers do not stop a commit. An attempt's connection runs with synchronous=FULL:
 // with NORMAL, a loss of power may take the last commits back after they have been acknowledged, and for a key that means a
-// second execution. FULL and the busy timeout are set on the connection each time, whatever the data source name says and
+// second execution. That goes for claims as well: a
+// policy's RelaxedClaim is ignored. FULL and the busy timeout are set on the connection each time, whatever the data source name says and
 // whatever was done to the connection before, and stay set when it goes back to the pool. How a driver begins its
 // transactions (_txlock and the like) does not matter. foreign_keys is left alone.
 //
@@ -68,12 +83,13 @@ type Store struct {
 	db  *sql.DB
 	cfg Config
 
-	turn  chan struct{} // holds a token while an attempt is open; waiters are served in their order
-	stmts atomic.Pointer[statements]
-	file  atomic.Pointer[string] // found by Check
+	turn   chan struct{} // holds a token while a transaction is open; waiters are served in their order
+	stmts  atomic.Pointer[statements]
+	leases atomic.Pointer[leaseStatements]
+	file   atomic.Pointer[string] // found by Check
 
 	mu   sync.Mutex
-	open map[idempotency.ID]struct{} // the keys of attempts that are open or wait for their turn
+	open map[idempotency.ID]struct{} // the keys of Atomic attempts that are open or wait for their turn
 }
 
 var _ idempotency.Store = (*Store)(nil)
@@ -102,11 +118,13 @@ const (
 	// however the driver began it, waits for the lock as long as the busy timeout says, and never holds an old snapshot.
 	lockSQL = `UPDATE idempotency_records SET attempts = attempts WHERE 0`
 
-	readSQL = `SELECT tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, coalesce(outcome, 0),
- result, coalesce(result_type, ''), origin_request_id, coalesce(external_ref, ''), expires_at FROM idempotency_records WHERE id = ?`
+	recordColumns = `SELECT tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, coalesce(outcome, 0),
+ result, coalesce(result_type, ''), origin_request_id, coalesce(external_ref, ''), expires_at`
+
+	readSQL = recordColumns + ` FROM idempotency_records WHERE id = ?`
 
 	// writeSQL takes the key from a record that is absent, expired and may be used again, or failed with the same hash. It
-	// changes no row where another record stands. ?15 is now.
+	// changes no row where another record stands. ?15 is now, ?17 a hash that counts as the same, or null.
 	writeSQL = `INSERT INTO idempotency_records AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
   attempts, outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'completed', ?8, ?9, 1, ?10, ?11, ?12, ?13, nullif(?14, ''), ?15, ?15, ?16)
@@ -116,7 +134,7 @@ const (
   external_ref = excluded.external_ref, created_at = excluded.created_at, completed_at = excluded.completed_at, expires_at = excluded.expires_at
  WHERE r.tenant = excluded.tenant AND r.client = excluded.client AND r.operation = excluded.operation AND r.key = excluded.key
   AND (r.expires_at <= ?15 AND r.after_expiry = 'reuse' AND r.state <> 'in_progress' AND r.result_type IS NOT 'tombstone'
-   OR r.state = 'failed' AND r.request_hash = excluded.request_hash)`
+   OR r.state = 'failed' AND (r.request_hash = excluded.request_hash OR r.request_hash = ?17))`
 
 	// A savepoint stands around the handler's statements. It is gone if the handler ended the transaction, even if it began
 	// another, and it is what a refusal goes back to.
@@ -128,59 +146,87 @@ const (
 // statements are prepared once on the pool, which keeps them on each of its connections.
 type statements struct{ lock, read, mark, release, write *sql.Stmt }
 
+func (st *statements) slots() []slot {
+	return []slot{{&st.lock, lockSQL}, {&st.read, readSQL}, {&st.mark, markSQL}, {&st.release, releaseSQL}, {&st.write, writeSQL}}
+}
+
+// slot is where a prepared statement goes.
+type slot struct {
+	stmt **sql.Stmt
+	text string
+}
+
 // prepared gives the statements and prepares them when they are first needed. It must not be called by one who holds a
 // connection.
 func (s *Store) prepared(ctx context.Context) (*statements, error) {
-	if st := s.stmts.Load(); st != nil {
-		return st, nil
-	}
-	st := new(statements)
-	texts := [...]string{lockSQL, readSQL, markSQL, releaseSQL, writeSQL}
-	slots := [...]**sql.Stmt{&st.lock, &st.read, &st.mark, &st.release, &st.write}
-	for i := range slots {
-		stmt, err := s.db.PrepareContext(ctx, texts[i])
-		if err != nil {
-			st.close()
-			return nil, err
-		}
-		*slots[i] = stmt
-	}
-	if !s.stmts.CompareAndSwap(nil, st) { // somebody else was quicker
-		st.close()
-	}
-	return s.stmts.Load(), nil
+	return prepare(ctx, s.db, &s.stmts)
 }
 
-func (st *statements) close() {
-	for _, stmt := range [...]*sql.Stmt{st.lock, st.read, st.mark, st.release, st.write} {
-		if stmt != nil {
-			_ = stmt.Close()
+func (s *Store) leasing(ctx context.Context) (*leaseStatements, error) {
+	return prepare(ctx, s.db, &s.leases)
+}
+
+func prepare[T any, P interface {
+	*T
+	slots() []slot
+}](ctx context.Context, db *sql.DB, at *atomic.Pointer[T]) (*T, error) {
+	if st := at.Load(); st != nil {
+		return st, nil
+	}
+	st := new(T)
+	slots := P(st).slots()
+	for i, sl := range slots {
+		stmt, err := db.PrepareContext(ctx, sl.text)
+		if err != nil {
+			closeAll(slots[:i])
+			return nil, err
 		}
+		*sl.stmt = stmt
+	}
+	if !at.CompareAndSwap(nil, st) { // somebody else was quicker
+		closeAll(slots)
+	}
+	return at.Load(), nil
+}
+
+func closeAll(slots []slot) {
+	for _, sl := range slots {
+		_ = (*sl.stmt).Close()
 	}
 }
 
 // Look reads the record of a claim, or gives nil. It takes a connection of the pool and no lock.
 func (s *Store) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Record, error) {
-	rec, err := s.look(ctx, &c)
-	if err != nil && ctx.Err() == nil {
-		// A reader has to wait where another process is just closing or recovering the file, and a connection of the pool
-		// may have no patience for it.
-		if err = s.settle(ctx); err == nil {
-			rec, err = s.look(ctx, &c)
+	rec, err := patiently(ctx, s, func(ctx context.Context) (*idempotency.Record, error) {
+		if c.Lease > 0 {
+			st, err := s.leasing(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return recordOf(st.read.QueryRowContext(ctx, c.ID[:]), true)
 		}
-	}
+		st, err := s.prepared(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return recordOf(st.read.QueryRowContext(ctx, c.ID[:]), false)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("sqlitestore: read the record: %w", err)
 	}
 	return rec, nil
 }
 
-func (s *Store) look(ctx context.Context, c *idempotency.Claim) (*idempotency.Record, error) {
-	st, err := s.prepared(ctx)
-	if err != nil {
-		return nil, err
+// patiently reads on a connection of the pool, and does so a second time if the first one fails: a reader has to wait where
+// another process is just closing or recovering the file, and a connection of the pool may have no patience for it.
+func patiently[T any](ctx context.Context, s *Store, read func(context.Context) (T, error)) (T, error) {
+	v, err := read(ctx)
+	if err != nil && ctx.Err() == nil {
+		if err = s.settle(ctx); err == nil {
+			v, err = read(ctx)
+		}
 	}
-	return scanRecord(st.read.QueryRowContext(ctx, c.ID[:]))
+	return v, err
 }
 
 // settle waits, as long as the busy timeout says, until the table can be read.
@@ -196,11 +242,15 @@ func (s *Store) settle(ctx context.Context) error {
 
 // conn takes a connection that waits for locks and whose commits are durable.
 func (s *Store) conn(ctx context.Context) (*sql.Conn, error) {
-	conn, err := s.db.Conn(ctx)
+	return connect(ctx, s.db, s.cfg.BusyTimeout)
+}
+
+func connect(ctx context.Context, db *sql.DB, busy time.Duration) (*sql.Conn, error) {
+	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := arm(context.WithoutCancel(ctx), conn, s.cfg.BusyTimeout); err != nil {
+	if err := arm(context.WithoutCancel(ctx), conn, busy); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
@@ -218,28 +268,65 @@ func arm(ctx context.Context, conn *sql.Conn, busy time.Duration) error {
 	return nil
 }
 
-// scanRecord reads a record, or gives nil for no row.
-func scanRecord(row *sql.Row) (*idempotency.Record, error) {
-	r := new(idempotency.Record)
-	var hash, attempt []byte
-	var afterExpiry string
-	var expires int64
-	err := row.Scan(&r.Scope.Tenant, &r.Scope.Client, &r.Scope.Operation, &r.Scope.Key, &hash, &r.HashVersion, (*string)(&r.State), &afterExpiry,
-		&attempt, (*int16)(&r.Outcome), &r.Result, &r.ResultType, &r.OriginRequestID, &r.ExternalRef, &expires)
+// recordOf reads a record, or gives nil for no row.
+func recordOf(row *sql.Row, leased bool) (*idempotency.Record, error) {
+	r, _, err := scanRecord(row, leased)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
+	return r, err
+}
+
+// times are what a record does not show of itself.
+type times struct {
+	expires int64
+	lease   sql.NullInt64
+}
+
+// scanRecord reads the columns of a record and, after them, those of a lease, which Atomic commands are spared, and those for more.
+func scanRecord(row interface{ Scan(dest ...any) error }, leased bool, more ...any) (*idempotency.Record, times, error) {
+	r := new(idempotency.Record)
+	var at times
+	var hash, attempt []byte
+	var afterExpiry string
+	dest := []any{&r.Scope.Tenant, &r.Scope.Client, &r.Scope.Operation, &r.Scope.Key, &hash, &r.HashVersion, (*string)(&r.State), &afterExpiry,
+		&attempt, (*int16)(&r.Outcome), &r.Result, &r.ResultType, &r.OriginRequestID, &r.ExternalRef, &at.expires}
+	if leased {
+		dest = append(append(dest, &r.Attempts, &r.Fence, &at.lease), more...)
+	}
+	if err := row.Scan(dest...); err != nil {
+		return nil, at, err
 	}
 	copy(r.Hash[:], hash)
 	copy(r.Attempt[:], attempt)
 	if afterExpiry == tombstone {
 		r.AfterExpiry = idempotency.Tombstone
 	}
-	r.Expired = expires <= time.Now().UnixMilli()
-	return r, nil
+	if r.ResultType == tombstone {
+		r.Result = nil // an empty one says that it has not been buried yet
+	}
+	now := time.Now().UnixMilli()
+	r.Expired = at.expires <= now
+	if leased && r.State == idempotency.InProgress {
+		r.LeaseLeft = time.Duration(max(at.lease.Int64-now, 0)) * time.Millisecond
+	}
+	return r, at, nil
 }
 
-// The values of the column after_expiry.
+// The values of the column after_expiry. The second one is also the result type of a record without its outcome.
 const reuse, tombstone = "reuse", "tombstone"
+
+func afterExpiry(c *idempotency.Claim) string {
+	if c.AfterExpiry == idempotency.Tombstone {
+		return tombstone
+	}
+	return reuse
+}
+
+// priorHash is a hash that counts as that of the claim, or nil.
+func priorHash(c *idempotency.Claim) any {
+	if c.PriorHash == [32]byte{} {
+		return nil
+	}
+	return c.PriorHash[:]
+}

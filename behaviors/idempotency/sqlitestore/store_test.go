@@ -107,7 +107,7 @@ func claimOf(key string) idempotency.Claim {
 
 var success = idempotency.Completion{Result: []byte(`1`), ResultType: "result/0"}
 
-func (b *bundle) begin(t testing.TB, key string) idempotency.Attempt {
+func (b *bundle) begin(t testing.TB, key string) idempotency.Transaction {
 	t.Helper()
 	a, err := b.store.Begin(t.Context(), claimOf(key))
 	if err != nil {
@@ -153,7 +153,7 @@ func TestStore_KeepsTheSpecificationOnAPoolOfOneConnection_BR29(t *testing.T) {
 	})
 }
 
-// lookBeside reads on another pool, as the suite reads while an attempt holds the only connection.
+// lookBeside reads on another pool, as the suite reads while a transaction holds the only connection.
 type lookBeside struct {
 	*sqlitestore.Store
 	beside *sqlitestore.Store
@@ -161,6 +161,10 @@ type lookBeside struct {
 
 func (s lookBeside) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Record, error) {
 	return s.beside.Look(ctx, c)
+}
+
+func (s lookBeside) Find(ctx context.Context, q idempotency.Search, limit int) ([]idempotency.Stored, error) {
+	return s.beside.Find(ctx, q, limit)
 }
 
 func (b *bundle) fixture() storetest.Fixture {
@@ -185,6 +189,9 @@ func (b *bundle) fixture() storetest.Fixture {
 			}
 			return notes
 		},
+		InTx: func(ctx context.Context, fn func(context.Context) error) error {
+			return sqlitestore.InTx(ctx, b.db, fn)
+		},
 		Records: b.records,
 		Age: func(t testing.TB, d time.Duration) {
 			mustExec(t, b.beside, `UPDATE idempotency_records SET created_at = created_at - ?1, completed_at = completed_at - ?1,
@@ -204,16 +211,19 @@ func (b *bundle) plant(t testing.TB, id idempotency.ID, rec idempotency.Record) 
 	if rec.AfterExpiry == idempotency.Tombstone {
 		afterExpiry = "tombstone"
 	}
-	var outcome, lease, fence any
+	var outcome, lease any
 	switch rec.State {
 	case idempotency.Completed:
 		outcome = int(rec.Outcome)
 	case idempotency.InProgress:
-		lease, fence = now.Add(-time.Minute).UnixMilli(), 1
+		lease = now.Add(-time.Minute).UnixMilli()
+		if rec.LeaseLeft > 0 {
+			lease = now.Add(rec.LeaseLeft).UnixMilli()
+		}
 	}
 	mustExec(t, b.beside, `INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
-		fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, created_at, expires_at)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, nullif(?, ''), ?, nullif(?, ''), ?, ?)`,
+		attempts, fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, created_at, expires_at)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, nullif(?, ''), ?, nullif(?, ''), ?, ?)`,
 		id[:], rec.Scope.Tenant, rec.Scope.Client, rec.Scope.Operation, rec.Scope.Key, rec.Hash[:], rec.HashVersion, string(rec.State), afterExpiry,
-		rec.Attempt[:], fence, lease, outcome, rec.Result, rec.ResultType, rec.OriginRequestID, rec.ExternalRef, now.UnixMilli(), expires.UnixMilli())
+		rec.Attempt[:], max(rec.Attempts, 1), max(rec.Fence, 1), lease, outcome, rec.Result, rec.ResultType, rec.OriginRequestID, rec.ExternalRef, now.UnixMilli(), expires.UnixMilli())
 }

@@ -97,8 +97,14 @@ func serveOn[C bus.Command[R], R any](t testing.TB, engine *idempotency.Engine, 
 	if !plan.Marked {
 		t.Fatal("the command is not marked")
 	}
+	return enter(t, claimed, true)
+}
+
+// enter gives the entrance to a bus of one command.
+func enter[C bus.Command[R], R any](t testing.TB, claimed bus.Claimed[C, R], marked bool) bus.Handler[C, R] {
+	t.Helper()
 	var c C
-	inv := bus.Invocation{Name: string(c.CommandName()), Idempotent: true}
+	inv := bus.Invocation{Name: string(c.CommandName()), Idempotent: marked}
 	b, err := bus.New(bus.Serve(bus.Log(bus.Validate(claimed, inv, nil, nil), inv, nil, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -270,7 +276,7 @@ type spy struct {
 	last idempotency.Claim
 }
 
-func (s *spy) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s *spy) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	s.mu.Lock()
 	s.last = c
 	s.mu.Unlock()

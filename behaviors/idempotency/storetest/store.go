@@ -56,7 +56,7 @@ func recorded(c idempotency.Claim, done idempotency.Completion) idempotency.Reco
 }
 
 // begin starts an attempt that is rolled back at the latest when the case ends.
-func begin(t *testing.T, s idempotency.Store, c idempotency.Claim) idempotency.Attempt {
+func begin(t *testing.T, s idempotency.Store, c idempotency.Claim) idempotency.Transaction {
 	t.Helper()
 	a, err := s.Begin(within(t), c)
 	if err != nil {
@@ -67,7 +67,7 @@ func begin(t *testing.T, s idempotency.Store, c idempotency.Claim) idempotency.A
 }
 
 // insert writes a business row within an attempt.
-func insert(t *testing.T, f Fixture, a idempotency.Attempt, note string) {
+func insert(t *testing.T, f Fixture, a idempotency.Transaction, note string) {
 	t.Helper()
 	if err := f.Insert(a.Context(within(t)), note); err != nil {
 		t.Fatalf("Insert within an attempt: %v", err)
@@ -210,10 +210,10 @@ func storeCases() []specCase {
 		{"Store_AttemptThatEndedIsClosed",
 			"A goroutine that a handler left behind must not write into what was decided already, nor beside it.",
 			func(t *testing.T, f Fixture) {
-				for name, end := range map[string]func(a idempotency.Attempt) error{
-					"Rollback": func(a idempotency.Attempt) error { a.Rollback(within(t)); return nil },
-					"Complete": func(a idempotency.Attempt) error { return a.Complete(within(t), success) },
-					"Refuse": func(a idempotency.Attempt) error {
+				for name, end := range map[string]func(a idempotency.Transaction) error{
+					"Rollback": func(a idempotency.Transaction) error { a.Rollback(within(t)); return nil },
+					"Complete": func(a idempotency.Transaction) error { return a.Complete(within(t), success) },
+					"Refuse": func(a idempotency.Transaction) error {
 						return a.Refuse(within(t), idempotency.Completion{Outcome: idempotency.Refusal, Result: []byte(`{}`)})
 					},
 				} {
@@ -489,7 +489,7 @@ func storeCases() []specCase {
 			"Ids keep the time of a UUIDv7 or ULID in front; keys of one millisecond must still be told apart, and never block one another.",
 			func(t *testing.T, f Fixture) {
 				var notes []string
-				var open []idempotency.Attempt
+				var open []idempotency.Transaction
 				for i := range 40 {
 					key := fmt.Sprintf("01920000-0000-7000-8000-%012x", i)
 					if i%2 == 1 {
@@ -531,10 +531,10 @@ func storeCases() []specCase {
 					return // attempts of one key cannot run side by side here
 				}
 				refused := idempotency.Completion{Outcome: idempotency.Refusal, Result: []byte(`{}`)}
-				for name, end := range map[string]func(a idempotency.Attempt) error{
-					"Rollback": func(a idempotency.Attempt) error { a.Rollback(within(t)); return nil },
-					"Complete": func(a idempotency.Attempt) error { return a.Complete(within(t), success) },
-					"Refuse":   func(a idempotency.Attempt) error { return a.Refuse(within(t), refused) },
+				for name, end := range map[string]func(a idempotency.Transaction) error{
+					"Rollback": func(a idempotency.Transaction) error { a.Rollback(within(t)); return nil },
+					"Complete": func(a idempotency.Transaction) error { return a.Complete(within(t), success) },
+					"Refuse":   func(a idempotency.Transaction) error { return a.Refuse(within(t), refused) },
 				} {
 					c := claim("hint-" + name)
 					a := begin(t, f.Store, c)
@@ -583,7 +583,7 @@ func storeCases() []specCase {
 				for round := range 10 {
 					c := claim(fmt.Sprint("at-once-", round))
 					const side = 3
-					attempts := make([]idempotency.Attempt, side)
+					attempts := make([]idempotency.Transaction, side)
 					for i := range attempts {
 						attempts[i] = begin(t, f.NoHint, again(c))
 						insert(t, f, attempts[i], fmt.Sprintf("%d by %d", round, i))

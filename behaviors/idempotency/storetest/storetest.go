@@ -1,8 +1,10 @@
 // Package storetest is the specification of an idempotency store, written as a test suite that every store passes.
 //
-// It has two layers. The cases whose names begin with Store call the store itself; the others send commands through the whole
-// Atomic mode, on a bus, and count what the handlers did and what the database holds. Each case says, when it fails, why it
-// is there. The ids in the names (R03, L05, T02, BR-09, …) are those of the project's documents.
+// It has two layers. The cases whose names begin with Store call the store itself; the others send commands of both modes, Atomic
+// and Leased, through the whole idempotency stage, on a bus, and count what the handlers did and what the database holds. Several
+// engines on the one store stand for several processes. Where a wire breaks or a process dies, a layer round the store plays that,
+// so what a real server or a killed process adds has to be tested beside the suite. Each case says, when it fails, why it is
+// there. The ids in the names (R03, L05, T02, BR-09, …) are those of the project's documents.
 //
 // A store's test is one function:
 //
@@ -13,6 +15,7 @@ package storetest
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -33,16 +36,22 @@ type Fixture struct {
 	Isolations bool
 
 	// Insert writes one business row as a handler would: through the store's handle for ctx, which is the attempt's
-	// transaction where ctx holds one.
+	// transaction where ctx holds one, the business transaction of a lease while that is open, and otherwise the database
+	// itself.
 	Insert func(ctx context.Context, note string) error
+	// InTx runs fn in a business transaction as a handler would: through the store's InTx, on the database of the fixture.
+	InTx func(ctx context.Context, fn func(ctx context.Context) error) error
 	// Rows reads the notes of all business rows that are committed, in any order.
 	Rows func(t testing.TB) []string
 	// Records counts the records.
 	Records func(t testing.TB) int
-	// Age makes every record older by d: what it holds of the past and of the future moves back by d.
+	// Age makes every record older by d: what it holds of the past and of the future moves back by d, so the ends of leases
+	// (lease_until), creation (created_at), completion (completed_at) and expiry (expires_at).
 	Age func(t testing.TB, d time.Duration)
 	// Plant inserts a record as it is, whatever id it stands under. Its expiry is an hour ago if rec.Expired is true and
-	// in an hour otherwise; one that is in progress has a lease that ended a minute ago.
+	// in an hour otherwise; it was created just now. Attempts and Fence are planted as they are, and 0 of either as 1. One that
+	// is in progress has a lease: of rec.LeaseLeft from now where that is more than 0, and otherwise one that ended a minute
+	// ago. A record of another state has none.
 	Plant func(t testing.TB, id idempotency.ID, rec idempotency.Record)
 }
 
@@ -52,7 +61,7 @@ type Fixture struct {
 // The cases are parallel subtests, so they go on after the function that called Run has returned: what open needs must be
 // closed by t.Cleanup and not by defer.
 func Run(t *testing.T, open func(t *testing.T) Fixture) {
-	for _, c := range append(storeCases(), engineCases()...) {
+	for _, c := range slices.Concat(storeCases(), leaseCases(), engineCases(), leasedCases()) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			t.Cleanup(func() {

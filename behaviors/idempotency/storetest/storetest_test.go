@@ -38,6 +38,7 @@ type hooks struct {
 	used     func() bool                                                         // what Used says
 	done     func(d idempotency.Completion) idempotency.Completion               // what it makes of a completion
 	ended    func(s *brokenStore, a *brokenAttempt, how string, err error) error // what the end of an attempt does besides
+	leaseHooks
 }
 
 const (
@@ -308,7 +309,7 @@ const faultVariable = "TEKIL_STORETEST_FAULT"
 // store without a fault passes.
 func TestSuite(t *testing.T) {
 	t.Parallel()
-	planted := faults[os.Getenv(faultVariable)].hooks
+	planted := allFaults()[os.Getenv(faultVariable)].hooks
 	storetest.Run(t, func(*testing.T) storetest.Fixture { return fixture(planted) })
 }
 
@@ -321,7 +322,7 @@ func TestPlantedFaultsFailTheSuite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, fault := range faults {
+	for name, fault := range allFaults() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.CommandContext(t.Context(), program, "-test.run=^TestSuite$/^("+strings.Join(fault.caught, "|")+")", "-test.timeout=2m")
@@ -353,15 +354,24 @@ func fixture(h hooks) storetest.Fixture {
 		Store:  store,
 		NoHint: noHint,
 		Insert: func(ctx context.Context, note string) error {
-			a, ok := ctx.Value(brokenKey{}).(*brokenAttempt)
-			if !ok {
-				return mem.Insert(ctx, note)
-			}
-			a.notes = append(a.notes, note)
-			if h.goesPast != nil && h.goesPast(a) {
-				return mem.Insert(context.Background(), note)
+			switch held := ctx.Value(brokenKey{}).(type) {
+			case *brokenAttempt:
+				held.notes = append(held.notes, note)
+				if h.goesPast != nil && h.goesPast(held) {
+					return mem.Insert(context.Background(), note)
+				}
+			case *brokenLease:
+				if h.workOutside {
+					return mem.Insert(context.Background(), note)
+				}
 			}
 			return mem.Insert(ctx, note)
+		},
+		InTx: func(ctx context.Context, fn func(ctx context.Context) error) error {
+			if h.inTx != nil {
+				return h.inTx(ctx, mem, fn)
+			}
+			return mem.InTx(ctx, fn)
 		},
 		Rows:    func(testing.TB) []string { return mem.Rows() },
 		Records: func(testing.TB) int { return len(mem.Records()) },
@@ -375,6 +385,8 @@ type brokenStore struct {
 	mem   *memstore.Store
 	hooks hooks
 	held  sync.Map
+	// purging keeps purges apart that would age the records under each other's hands.
+	purging sync.Mutex
 }
 
 func (s *brokenStore) claimed(c idempotency.Claim) idempotency.Claim {
@@ -403,7 +415,7 @@ func (s *brokenStore) Look(ctx context.Context, c idempotency.Claim) (*idempoten
 	return s.read(rec, c), err
 }
 
-func (s *brokenStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s *brokenStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	c = s.claimed(c)
 	a := &brokenAttempt{store: s, begun: ctx, claim: c}
 	if s.hooks.hint != nil {
@@ -412,7 +424,7 @@ func (s *brokenStore) Begin(ctx context.Context, c idempotency.Claim) (idempoten
 		}
 	}
 	var err error
-	a.Attempt, err = s.Store.Begin(ctx, c)
+	a.Transaction, err = s.Store.Begin(ctx, c)
 	if err != nil {
 		if a.holds {
 			s.held.Delete("")
@@ -425,7 +437,7 @@ func (s *brokenStore) Begin(ctx context.Context, c idempotency.Claim) (idempoten
 type brokenKey struct{}
 
 type brokenAttempt struct {
-	idempotency.Attempt
+	idempotency.Transaction
 	store *brokenStore
 	begun context.Context
 	claim idempotency.Claim
@@ -435,30 +447,30 @@ type brokenAttempt struct {
 }
 
 func (a *brokenAttempt) Found() *idempotency.Record {
-	return a.store.read(a.Attempt.Found(), a.claim)
+	return a.store.read(a.Transaction.Found(), a.claim)
 }
 
 func (a *brokenAttempt) Context(ctx context.Context) context.Context {
-	return context.WithValue(a.Attempt.Context(ctx), brokenKey{}, a)
+	return context.WithValue(a.Transaction.Context(ctx), brokenKey{}, a)
 }
 
 func (a *brokenAttempt) Used() bool {
 	if a.store.hooks.used != nil {
 		return a.store.hooks.used()
 	}
-	return a.Attempt.Used()
+	return a.Transaction.Used()
 }
 
 func (a *brokenAttempt) Complete(ctx context.Context, d idempotency.Completion) error {
-	return a.end(byComplete, func() error { return a.Attempt.Complete(ctx, a.done(d)) })
+	return a.end(byComplete, func() error { return a.Transaction.Complete(ctx, a.done(d)) })
 }
 
 func (a *brokenAttempt) Refuse(ctx context.Context, d idempotency.Completion) error {
-	return a.end(byRefuse, func() error { return a.Attempt.Refuse(ctx, a.done(d)) })
+	return a.end(byRefuse, func() error { return a.Transaction.Refuse(ctx, a.done(d)) })
 }
 
 func (a *brokenAttempt) Rollback(ctx context.Context) {
-	_ = a.end(byRollback, func() error { a.Attempt.Rollback(ctx); return nil })
+	_ = a.end(byRollback, func() error { a.Transaction.Rollback(ctx); return nil })
 }
 
 func (a *brokenAttempt) done(d idempotency.Completion) idempotency.Completion {

@@ -1,0 +1,232 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/tekil-go/tekil/requestctx"
+)
+
+// AdminConfig is what an [Admin] needs.
+type AdminConfig struct {
+	// Store keeps the records. It must be set.
+	Store Store
+	// Logger gets a line for everything that is changed: what, which record, by whom and why. It must be set.
+	Logger *zap.Logger
+}
+
+// Admin is for support: it answers "was he charged twice?" by showing records, and mends what no retry can. It is behind no
+// authorisation of its own. It is safe for concurrent use. Make it with [NewAdmin].
+type Admin struct{ cfg AdminConfig }
+
+// NewAdmin makes an Admin.
+func NewAdmin(cfg AdminConfig) (*Admin, error) {
+	if cfg.Store == nil {
+		return nil, errors.New("idempotency: AdminConfig.Store is not set")
+	}
+	if cfg.Logger == nil {
+		return nil, errors.New("idempotency: AdminConfig.Logger is not set; what an administrator changes has to be on record")
+	}
+	return &Admin{cfg}, nil
+}
+
+// maxFound bounds what a search gives.
+const maxFound = 100
+
+// Find gives the records that a search asks for, the youngest first and at most 100. A search by key or external reference reads the
+// whole table unless the database has an index for it; pgstore and sqlitestore say how to make one.
+func (a *Admin) Find(ctx context.Context, q Search) ([]Stored, error) {
+	if q.ID == (ID{}) && q.Key == "" && q.ExternalRef == "" {
+		return nil, errors.New("idempotency: a search needs an id, a key or an external reference")
+	}
+	return a.cfg.Store.Find(ctx, q, maxFound)
+}
+
+// Get gives the record of a scope, or nil.
+func (a *Admin) Get(ctx context.Context, s Scope) (*Stored, error) {
+	found, err := a.cfg.Store.Find(ctx, Search{ID: s.ID()}, 1)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	if found[0].Scope != s {
+		return nil, &RecordError{Command: commandOf(s.Operation)}
+	}
+	return &found[0], nil
+}
+
+// Intervention is why a person changes a record.
+type Intervention struct {
+	// By is who does it. It must be set.
+	By string
+	// Reason is why. It must be set, and is logged; it must hold no secret and no personal data.
+	Reason string
+	// LiveLease allows [Admin.Release] to take the key from an attempt whose lease is not over. Such an attempt is most likely at
+	// work: what it does outside is done, and what it writes is refused.
+	LiveLease bool
+}
+
+// AdminError is returned when a record is not in a state in which it could be changed as asked.
+type AdminError struct {
+	// Action is "release" or "erase".
+	Action string
+	// Reason says what stands in the way.
+	Reason string
+}
+
+func (e *AdminError) Error() string { return "idempotency: " + e.Action + ": " + e.Reason }
+
+// Code is the outcome code of the error.
+func (*AdminError) Code() string { return "IDEMPOTENCY_ADMIN_REFUSED" }
+
+// Release frees a key that is stuck: one in progress whose attempt has died, or one that has failed too often. The next request with
+// the same payload runs, its count of attempts begins anew, and an attempt that still holds the key can commit nothing more.
+// Other payloads stay refused. The record is not removed, because with it would go what is known of the intent.
+//
+// A completed record is refused, and so is one whose lease is not over, unless i.LiveLease is set. Where the record has changed
+// since it was read the error is an [*AdminError] as well: look again.
+func (a *Admin) Release(ctx context.Context, id ID, i Intervention) error {
+	const action = "release"
+	rec, err := a.intervene(ctx, action, id, i)
+	switch {
+	case err != nil:
+		return err
+	case rec.State == Completed:
+		return &AdminError{action, "the record is completed: its outcome is known and is what every retry gets"}
+	case rec.State == InProgress && rec.LeaseLeft > 0 && !i.LiveLease:
+		return &AdminError{action, "its lease is not over: an attempt is most likely at work; wait, or say that it is meant (Intervention.LiveLease)"}
+	}
+	return a.change(ctx, action, rec, i, a.cfg.Store.Free)
+}
+
+// Erase takes the result and the external reference out of a record, for a request to be forgotten. Key and hash stay, so that
+// the intent is not done again: until the record expires, its key is answered with an [*ExpiredError]. A record in progress is
+// refused. What other tables hold is the application's to erase.
+func (a *Admin) Erase(ctx context.Context, id ID, i Intervention) error {
+	const action = "erase"
+	rec, err := a.intervene(ctx, action, id, i)
+	switch {
+	case err != nil:
+		return err
+	case rec.State == InProgress:
+		return &AdminError{action, "the record is in progress and has no result yet; wait, or release it first"}
+	}
+	return a.change(ctx, action, rec, i, a.cfg.Store.Erase)
+}
+
+func (a *Admin) intervene(ctx context.Context, action string, id ID, i Intervention) (*Stored, error) {
+	if strings.TrimSpace(i.By) == "" || strings.TrimSpace(i.Reason) == "" {
+		return nil, &AdminError{action, "who does it and why must be said (Intervention.By, Intervention.Reason)"}
+	}
+	found, err := a.cfg.Store.Find(ctx, Search{ID: id}, 1)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, &AdminError{action, "there is no such record"}
+	}
+	return &found[0], nil
+}
+
+func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Intervention, do func(context.Context, ID, AttemptID) (bool, error)) error {
+	done, err := do(ctx, rec.ID, rec.Attempt)
+	line := []zap.Field{
+		zap.String("action", action), zap.String("by", i.By), zap.String("reason", i.Reason),
+		zap.String("tenant", rec.Scope.Tenant), zap.String("client", rec.Scope.Client), zap.String("operation", rec.Scope.Operation),
+		zap.String("key", rec.Scope.Key), zap.String("state", string(rec.State)), zap.Int("attempts", rec.Attempts),
+		zap.String("external_ref", rec.ExternalRef), zap.Bool("live_lease", rec.LeaseLeft > 0),
+	}
+	switch {
+	case err != nil:
+		a.cfg.Logger.Error("idempotency: an intervention failed", append(line, zap.Error(err))...)
+		return err
+	case !done:
+		return &AdminError{action, "the record has changed since it was read; look again"}
+	}
+	a.cfg.Logger.Warn("idempotency: a person changed a record", line...)
+	return nil
+}
+
+// OperationState says how far an operation has come.
+type OperationState string
+
+const (
+	// OperationInProgress: an attempt is at work.
+	OperationInProgress OperationState = "in_progress"
+	// OperationCompleted: it is done and Result holds what came of it.
+	OperationCompleted OperationState = "completed"
+	// OperationRefused: it was refused for good, and Refusal says why.
+	OperationRefused OperationState = "refused"
+	// OperationUnknown: no attempt is at work and none has said how it ended, or the last one failed without having done anything.
+	// Sending the request again with the same key goes on with it or finds out.
+	OperationUnknown OperationState = "unknown"
+	// OperationGone: it was done, and what came of it is no longer kept, or never was.
+	OperationGone OperationState = "gone"
+)
+
+// Operation is an intent as a caller sees it who has to ask later.
+type Operation struct {
+	// ID is what the caller was given.
+	ID string
+	// Command is the command's name.
+	Command string
+	State   OperationState
+	// Result is the result as it is stored, JSON, when State is OperationCompleted.
+	Result json.RawMessage
+	// Refusal is set when State is OperationRefused.
+	Refusal *RefusedError
+	// OriginalRequestID is the id of the attempt that did or does the work.
+	OriginalRequestID string
+	// ExternalRef is the reference that the handler has set, if any.
+	ExternalRef string
+	// CreatedAt is when the intent was first met.
+	CreatedAt time.Time
+}
+
+// FindOperation gives the operation that a caller was told of, or nil where there is none under that id: also where it belongs to
+// another client or tenant than the request in ctx says, and when its record has expired or was removed. It tells who may ask by
+// scope alone; whether the caller may still see the result of the command is for the application's guards, which the caller of
+// FindOperation has to ask.
+func FindOperation(ctx context.Context, store Store, operationID string) (*Operation, error) {
+	id, ok := parseOperation(operationID)
+	scope := requestctx.From(ctx).Scope()
+	if !ok || scope.Client == "" {
+		return nil, nil
+	}
+	found, err := store.Find(ctx, Search{ID: id}, 1)
+	if err != nil {
+		return nil, &StoreError{Command: "operation", Err: err}
+	}
+	if len(found) == 0 || found[0].Scope.Client != scope.Client || found[0].Scope.Tenant != scope.Tenant || found[0].Scope.ID() != id {
+		return nil, nil
+	}
+	rec := found[0]
+	op := &Operation{
+		ID: operationID, Command: commandOf(rec.Scope.Operation), State: OperationUnknown,
+		OriginalRequestID: rec.OriginRequestID, ExternalRef: rec.ExternalRef, CreatedAt: rec.CreatedAt,
+	}
+	switch {
+	case rec.State == InProgress && rec.LeaseLeft > 0:
+		op.State = OperationInProgress
+	case rec.Expired:
+		return nil, nil
+	case rec.State != Completed:
+	case rec.ResultType == omittedType, rec.ResultType == tombstoneType:
+		op.State = OperationGone
+	case rec.Outcome == Refusal:
+		if op.Refusal, err = decodeRefusal(op.Command, rec.Result); err != nil {
+			return nil, &ResultError{Command: op.Command, Stored: true, Err: err}
+		}
+		op.State = OperationRefused
+	default:
+		op.State, op.Result = OperationCompleted, json.RawMessage(rec.Result)
+	}
+	return op, nil
+}
+
+// commandOf is the command's name in a record's operation.
+func commandOf(operation string) string { return operation[strings.LastIndexByte(operation, ' ')+1:] }

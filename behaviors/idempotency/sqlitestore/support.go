@@ -1,0 +1,158 @@
+package sqlitestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+)
+
+const (
+	freeSQL = `UPDATE idempotency_records SET state = 'failed', attempt = ?3, attempts = 1, lease_until = ?4
+ WHERE id = ?1 AND attempt = ?2 AND state IN ('in_progress', 'failed')`
+
+	// A record whose command keeps tombstones has an empty result until it is buried, and NULL from then on: so the purge knows that
+	// an erased one has still to be kept beyond its expiry.
+	eraseSQL = `UPDATE idempotency_records SET external_ref = NULL,
+  result = CASE WHEN state = 'completed' AND after_expiry = 'tombstone' AND (result_type IS NOT 'tombstone' OR result IS NOT NULL) THEN x'' END,
+  result_type = CASE WHEN state = 'completed' THEN 'tombstone' ELSE result_type END
+ WHERE id = ?1 AND attempt = ?2 AND state IN ('completed', 'failed')`
+
+	// dueSQL gives the oldest of what is to be buried (stone) or removed, by the index on expires_at. It looks for both at once: a scan
+	// for tombstones alone would read all of a backlog that holds none, batch after batch. ?1 is the time, ?2 the limit.
+	dueSQL = `(SELECT rowid, after_expiry = 'tombstone' AND (result_type IS NOT 'tombstone' OR result IS NOT NULL) AS stone FROM idempotency_records
+  WHERE expires_at <= ?1 AND (after_expiry = 'reuse' AND (state <> 'in_progress' OR lease_until <= ?1) OR state = 'completed')
+  ORDER BY expires_at LIMIT ?2)`
+
+	burySQL = `UPDATE idempotency_records SET result = NULL, external_ref = NULL, result_type = 'tombstone', expires_at = expires_at + ?3
+ WHERE rowid IN (SELECT rowid FROM ` + dueSQL + ` WHERE stone)`
+
+	removeSQL = `DELETE FROM idempotency_records WHERE rowid IN (SELECT rowid FROM ` + dueSQL + ` WHERE NOT stone)`
+)
+
+// Find gives the records that a search asks for. It takes a connection of the pool and no lock. A search by id or
+// by a whole scope uses the primary key; one by key alone or by external reference reads the whole table, unless there is an index
+// for it. None is made by [Migrate], because each costs every command something:
+//
+//	CREATE INDEX idempotency_records_key ON idempotency_records (key);
+//	CREATE INDEX idempotency_records_ref ON idempotency_records (external_ref) WHERE external_ref IS NOT NULL;
+func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]idempotency.Stored, error) {
+	var where []string
+	var args []any
+	compare := func(column string, value any) {
+		where = append(where, column+" = ?")
+		args = append(args, value)
+	}
+	if q.ID != (idempotency.ID{}) {
+		compare("id", q.ID[:])
+	}
+	if q.Key != "" {
+		compare("key", q.Key)
+		if q.Tenant != nil && q.Client != nil && q.Operation != nil { // the whole scope, which the primary key knows
+			id := idempotency.Scope{Tenant: *q.Tenant, Client: *q.Client, Operation: *q.Operation, Key: q.Key}.ID()
+			compare("id", id[:])
+		}
+	}
+	if q.ExternalRef != "" {
+		compare("external_ref", q.ExternalRef)
+	}
+	if len(where) == 0 {
+		return nil, errors.New("sqlitestore: a search needs an id, a key or an external reference")
+	}
+	for _, p := range [...]struct {
+		column string
+		value  *string
+	}{{"tenant", q.Tenant}, {"client", q.Client}, {"operation", q.Operation}} {
+		if p.value != nil {
+			compare(p.column, *p.value)
+		}
+	}
+	query := recordColumns + leaseColumns + `, id, created_at, coalesce(completed_at, 0) FROM idempotency_records WHERE ` +
+		strings.Join(where, " AND ") + ` ORDER BY created_at DESC, rowid DESC LIMIT ?`
+	args = append(args, max(limit, 0))
+
+	found, err := patiently(ctx, s, func(ctx context.Context) ([]idempotency.Stored, error) { return s.find(ctx, query, args) })
+	if err != nil {
+		return nil, fmt.Errorf("sqlitestore: search: %w", err)
+	}
+	return found, nil
+}
+
+func (s *Store) find(ctx context.Context, query string, args []any) (found []idempotency.Stored, err error) {
+	rows, err := s.db.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id []byte
+		var created, completed int64
+		rec, at, err := scanRecord(rows, true, &id, &created, &completed)
+		if err != nil {
+			return nil, err
+		}
+		f := idempotency.Stored{Record: *rec, CreatedAt: time.UnixMilli(created), ExpiresAt: time.UnixMilli(at.expires)}
+		copy(f.ID[:], id)
+		if rec.State == idempotency.Completed {
+			f.CompletedAt = time.UnixMilli(completed)
+		}
+		if at.lease.Valid {
+			f.LeaseUntil = time.UnixMilli(at.lease.Int64)
+		}
+		found = append(found, f)
+	}
+	return found, rows.Err()
+}
+
+// Free makes a record in progress or failed free for its payload.
+func (s *Store) Free(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
+	return s.changeRecord(ctx, "free the key", freeSQL, id[:], seen[:], newToken(), time.Now().UnixMilli())
+}
+
+// Erase takes the outcome out of a completed or failed record. SQLite may keep the bytes in free pages of the file until they are
+// used again, unless PRAGMA secure_delete is on, and in the write-ahead log until a checkpoint.
+func (s *Store) Erase(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
+	return s.changeRecord(ctx, "erase the outcome", eraseSQL, id[:], seen[:])
+}
+
+// Purge makes one step of a purge: one short write transaction in its turn, or a few where it finds what is to be removed beside what
+// is to be buried, so that it reaches the limit of one of the two or finds nothing more. There is one writer at a time, so nothing
+// is ever locked by somebody else. What was done before an error is told.
+func (s *Store) Purge(ctx context.Context, b idempotency.PurgeBatch) (done idempotency.Purged, err error) {
+	if b.Limit < 1 {
+		return done, errors.New("sqlitestore: the limit of a purge must be at least 1")
+	}
+	for left := b.Limit; left > 0; left = b.Limit - max(done.Removed, done.Buried) {
+		var buried, removed int
+		err := s.short(ctx, "purge", func(ctx context.Context, in *session) (err error) {
+			over := time.Now().Add(-b.Grace).UnixMilli()
+			if buried, err = changed(in.tx.ExecContext(ctx, burySQL, over, left, b.Remember.Milliseconds())); err != nil {
+				return err
+			}
+			removed, err = changed(in.tx.ExecContext(ctx, removeSQL, over, left))
+			return err
+		})
+		if err != nil {
+			return done, err
+		}
+		done.Buried += buried
+		done.Removed += removed
+		if buried+removed < left {
+			break
+		}
+	}
+	return done, nil
+}
+
+// changeRecord makes one statement in a transaction of its own and reports whether it changed a record.
+func (s *Store) changeRecord(ctx context.Context, what, query string, args ...any) (bool, error) {
+	n := 0
+	err := s.short(ctx, what, func(ctx context.Context, in *session) (err error) {
+		n, err = changed(in.tx.ExecContext(ctx, query, args...))
+		return err
+	})
+	return err == nil && n > 0, err
+}

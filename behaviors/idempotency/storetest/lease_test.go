@@ -1,0 +1,549 @@
+package storetest_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"time"
+
+	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/behaviors/idempotency/memstore"
+)
+
+// allFaults are those of both modes.
+func allFaults() map[string]fault {
+	all := maps.Clone(faults)
+	maps.Copy(all, leaseFaults)
+	return all
+}
+
+// leaseHooks are those of the Leased part. Where one is nil, the store does what it should.
+type leaseHooks struct {
+	lease       func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error)
+	before      func(l *brokenLease, how string) error            // what a method does first; an error is all that it does
+	after       func(l *brokenLease, how string, err error) error // what it does besides
+	grant       func(g idempotency.Grant) idempotency.Grant       // what was given
+	workOutside bool                                              // rows go past the business transaction
+	inTx        func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error
+	search      func(q idempotency.Search) idempotency.Search                 // what Find makes of a search
+	seen        func(now idempotency.AttemptID) idempotency.AttemptID         // what Free takes for seen, from what stands there
+	batch       func(b idempotency.PurgeBatch) idempotency.PurgeBatch         // what Purge makes of its batch
+	purge       func(s *brokenStore, purge func() error) (err error)          // what it does round it
+	freed       func(s *brokenStore, id idempotency.ID, r idempotency.Record) // what Free does besides
+}
+
+// leaseFunc is the store's own Lease.
+type leaseFunc func(c idempotency.Claim) (idempotency.Lease, *idempotency.Record, error)
+
+const (
+	byRelease = "Release"
+	byRenew   = "Renew"
+)
+
+// claims is a hook that changes the claims of leases.
+func claims(change func(c *idempotency.Claim)) hooks {
+	return hooks{leaseHooks: leaseHooks{lease: func(_ context.Context, _ *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
+		change(&c)
+		return lease(c)
+	}}}
+}
+
+// stands is a hook that does something about the record that stands in the way, and asks again if that reports true.
+func stands(about func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool) hooks {
+	return hooks{leaseHooks: leaseHooks{lease: func(_ context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
+		l, rec, err := lease(c)
+		if rec != nil && about(s, &c, *rec) {
+			return lease(c)
+		}
+		return l, rec, err
+	}}}
+}
+
+// after is a hook on the end of one method of a lease.
+func after(how string, do func(l *brokenLease, err error) error) hooks {
+	return hooks{leaseHooks: leaseHooks{after: func(l *brokenLease, by string, err error) error {
+		if by == how {
+			return do(l, err)
+		}
+		return err
+	}}}
+}
+
+// before is a hook on the beginning of one method of a lease.
+func before(how string, do func(l *brokenLease) error) hooks {
+	return hooks{leaseHooks: leaseHooks{before: func(l *brokenLease, by string) error {
+		if by == how {
+			return do(l)
+		}
+		return nil
+	}}}
+}
+
+// put writes the record of a lease as change makes it of what stands there.
+func (l *brokenLease) put(change func(r *idempotency.Record)) {
+	if rec, err := l.store.mem.Look(context.Background(), l.claim); err == nil && rec != nil {
+		change(rec)
+		l.store.mem.Put(l.claim.ID, *rec)
+	}
+}
+
+// leaseFaults begin with the seven without which the suite would say nothing about Leased commands.
+var leaseFaults = map[string]fault{
+	"the token is not looked at when a lease completes": {
+		caught: []string{"Store_LateOwner", "Store_OneOwnerCommitsOnce", "Store_ReleaseBurnsTheToken", "Store_FreeLets"},
+		hooks: after(byComplete, func(l *brokenLease, err error) error {
+			if !errors.Is(err, idempotency.ErrLost) {
+				return err
+			}
+			l.store.mem.Put(l.claim.ID, idempotency.Record{
+				Scope: l.claim.Scope, Hash: l.claim.Hash, HashVersion: l.claim.HashVersion, State: idempotency.Completed, Attempt: l.claim.Attempt,
+				Result: []byte(`"late"`), ResultType: "result/1",
+			})
+			return nil
+		}),
+	},
+	"the payload is not compared at a takeover": {
+		caught: []string{"Store_RecordsChange", "Store_RollbackKeepsTheKey", "Store_OlderContracts"},
+		hooks: stands(func(_ *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			c.PriorHash = rec.Hash
+			return rec.State == idempotency.InProgress && rec.LeaseLeft == 0
+		}),
+	},
+	"the lease is not looked at at a takeover": {
+		caught: []string{"Store_LeaseIsSeen", "Store_DuplicateIsToldAtOnce", "Store_SixteenClaims", "Store_RecordsChange", "Store_RenewExtends"},
+		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			if rec.State != idempotency.InProgress || rec.LeaseLeft == 0 {
+				return false
+			}
+			rec.LeaseLeft = 0
+			s.mem.Put(c.ID, rec)
+			return true
+		}),
+	},
+	"the claim locks the row until the attempt ends": {
+		caught: []string{"Store_DuplicateIsToldAtOnce"},
+		hooks: hooks{leaseHooks: leaseHooks{
+			lease: func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
+				held := make(chan struct{})
+				for {
+					other, locked := s.held.LoadOrStore(c.ID, held)
+					if !locked {
+						break
+					}
+					select {
+					case <-other.(chan struct{}):
+					case <-ctx.Done():
+						return nil, nil, ctx.Err()
+					}
+				}
+				l, rec, err := lease(c)
+				if l == nil {
+					s.held.Delete(c.ID)
+					close(held)
+				}
+				return l, rec, err
+			},
+			after: func(l *brokenLease, how string, err error) error {
+				if how != byRenew {
+					if held, ok := l.store.held.LoadAndDelete(l.claim.ID); ok {
+						close(held.(chan struct{}))
+					}
+				}
+				return err
+			},
+		}},
+	},
+	"the work of a lease is outside its transaction": {
+		caught: []string{"Store_BusinessRows", "Store_LeasedRefusal", "Store_ReleaseUndoes", "Store_RollbackKeepsTheKey", "Store_InTxOfALease"},
+		hooks:  hooks{leaseHooks: leaseHooks{workOutside: true}},
+	},
+	"anybody may release": {
+		caught: []string{"Store_LateOwner", "Store_ReleaseBurnsTheToken"},
+		hooks: after(byRelease, func(l *brokenLease, err error) error {
+			if errors.Is(err, idempotency.ErrLost) {
+				l.put(func(r *idempotency.Record) { r.State = idempotency.Failed })
+				return nil
+			}
+			return err
+		}),
+	},
+	"a purge removes what is alive": {
+		caught: []string{"Store_PurgeRemoves", "Store_PurgeKeepsRecordsForItsGrace", "Store_PurgeBuries", "Store_SeveralPurges", "Store_RecordsChange"},
+		hooks: hooks{leaseHooks: leaseHooks{purge: func(s *brokenStore, purge func() error) error {
+			const years = 10 * 365 * 24 * time.Hour
+			s.mem.Age(years)
+			defer s.mem.Age(-years)
+			return purge()
+		}}},
+	},
+
+	"what failed may be leased with any payload": {
+		caught: []string{"Store_RecordsChange", "Store_ReleaseUndoes", "Store_FreeLets"},
+		hooks: stands(func(_ *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			c.PriorHash = rec.Hash
+			return rec.State == idempotency.Failed
+		}),
+	},
+	"what is completed may be leased again": {
+		caught: []string{"Store_RecordsChange", "Store_BusinessRows", "Store_OwnClaim"},
+		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			rec.State = idempotency.Failed
+			s.mem.Put(c.ID, rec)
+			return true
+		}),
+	},
+	"an expired lease that lives is taken": {
+		caught: []string{"Store_RecordsChange"},
+		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			if !rec.Expired || rec.LeaseLeft == 0 {
+				return false
+			}
+			rec.LeaseLeft = 0
+			s.mem.Put(c.ID, rec)
+			return true
+		}),
+	},
+	"an own claim is taken for another's": {
+		caught: []string{"Store_OwnClaim"},
+		hooks: hooks{leaseHooks: leaseHooks{lease: func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
+			if rec, err := s.mem.Look(ctx, c); err == nil && rec != nil && rec.Attempt == c.Attempt {
+				return nil, rec, nil
+			}
+			return lease(c)
+		}}},
+	},
+	"takeovers cannot be refused": {
+		caught: []string{"Store_RecordsChange"},
+		hooks:  claims(func(c *idempotency.Claim) { c.NoTakeover = false }),
+	},
+	"attempts are not bounded": {
+		caught: []string{"Store_RecordsChange", "Store_FreeLets"},
+		hooks:  claims(func(c *idempotency.Claim) { c.MaxAttempts = math.MaxInt }),
+	},
+	"attempts are bounded by one less": {
+		caught: []string{"Store_RecordsChange"},
+		hooks:  claims(func(c *idempotency.Claim) { c.MaxAttempts-- }),
+	},
+	"the hash of an older contract counts for nothing": {
+		caught: []string{"Store_OlderContracts"},
+		hooks:  claims(func(c *idempotency.Claim) { c.PriorHash = [32]byte{} }),
+	},
+	"a claim without a prior hash has a zero one": {
+		caught: []string{"Store_OlderContracts"},
+		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			if c.PriorHash == [32]byte{} && rec.Hash == c.PriorHash {
+				c.Hash = rec.Hash
+				return true
+			}
+			return false
+		}),
+	},
+	"the scope of a row is not compared by a claim": {
+		caught: []string{"Store_LeaseNeverTakes"},
+		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			rec.Scope = c.Scope
+			s.mem.Put(c.ID, rec)
+			return true
+		}),
+	},
+	"every grant has the same fence": {
+		caught: []string{"Store_FencesRise"},
+		hooks: hooks{leaseHooks: leaseHooks{grant: func(g idempotency.Grant) idempotency.Grant {
+			g.Fence = 1
+			return g
+		}}},
+	},
+	"a grant does not count attempts": {
+		caught: []string{"Store_RecordsChange", "Store_TakeoverGoesOn"},
+		hooks: hooks{leaseHooks: leaseHooks{grant: func(g idempotency.Grant) idempotency.Grant {
+			g.Attempt = 1
+			return g
+		}}},
+	},
+	"a grant does not tell a takeover": {
+		caught: []string{"Store_RecordsChange", "Store_TakeoverGoesOn", "Store_RollbackKeepsTheKey"},
+		hooks: hooks{leaseHooks: leaseHooks{grant: func(g idempotency.Grant) idempotency.Grant {
+			g.TookOver = false
+			return g
+		}}},
+	},
+	"a lease ends with the context of its claim": {
+		caught: []string{"Store_LeaseOutlives"},
+		hooks:  before(byComplete, func(l *brokenLease) error { return l.begun.Err() }),
+	},
+	"a lease that is over takes the key from its owner": {
+		caught: []string{"Store_SlowOwner", "Store_OwnClaim"},
+		hooks: before(byComplete, func(l *brokenLease) error {
+			if rec, err := l.store.mem.Look(context.Background(), l.claim); err == nil && rec != nil && rec.LeaseLeft == 0 {
+				return idempotency.ErrLost
+			}
+			return nil
+		}),
+	},
+	"a completion moves the expiry": {
+		caught: []string{"Store_LeaseIsKept"},
+		hooks: after(byComplete, func(l *brokenLease, err error) error {
+			if err == nil {
+				l.put(func(*idempotency.Record) {})
+			}
+			return err
+		}),
+	},
+	"a renewal makes the lease shorter": {
+		caught: []string{"Store_RenewExtends"},
+		hooks: after(byRenew, func(l *brokenLease, err error) error {
+			l.put(func(r *idempotency.Record) { r.LeaseLeft = min(r.LeaseLeft, l.claim.Lease) })
+			return err
+		}),
+	},
+	"a renewal does nothing": {
+		caught: []string{"Store_RenewExtends"},
+		hooks: hooks{leaseHooks: leaseHooks{before: func(_ *brokenLease, how string) error {
+			if how == byRenew {
+				return errNothing
+			}
+			return nil
+		}}},
+	},
+	"a renewal does not tell that the lease is lost": {
+		caught: []string{"Store_LateOwner", "Store_FreeLets"},
+		hooks:  after(byRenew, func(*brokenLease, error) error { return nil }),
+	},
+	"a renewal that could not be sent counts as lost": {
+		caught: []string{"Store_RenewExtends"},
+		hooks: after(byRenew, func(_ *brokenLease, err error) error {
+			if err != nil {
+				return idempotency.ErrLeaseLost
+			}
+			return nil
+		}),
+	},
+	"a rollback frees the key": {
+		caught: []string{"Store_RollbackKeepsTheKey"},
+		hooks: after(byRollback, func(l *brokenLease, err error) error {
+			_ = l.Lease.Release(context.Background())
+			return err
+		}),
+	},
+	"a release keeps the token": {
+		caught: []string{"Store_ReleaseUndoes"},
+		hooks: after(byRelease, func(l *brokenLease, err error) error {
+			if err == nil {
+				l.put(func(r *idempotency.Record) { r.Attempt = l.claim.Attempt })
+			}
+			return err
+		}),
+	},
+	"a release leaves the key in progress": {
+		caught: []string{"Store_ReleaseUndoes", "Store_ReleaseBurnsTheToken", "Store_SlowOwner"},
+		hooks: hooks{leaseHooks: leaseHooks{before: func(_ *brokenLease, how string) error {
+			if how == byRelease {
+				return errNothing
+			}
+			return nil
+		}}},
+	},
+	"a function runs although the lease is lost": {
+		caught: []string{"Store_LateOwner", "Store_OneOwnerCommitsOnce", "Store_ReleaseBurnsTheToken"},
+		hooks: hooks{leaseHooks: leaseHooks{inTx: func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
+			err := mem.InTx(ctx, fn)
+			if errors.Is(err, idempotency.ErrLeaseLost) {
+				return fn(ctx)
+			}
+			return err
+		}}},
+	},
+	"a function that failed keeps its rows": {
+		caught: []string{"Store_InTxOfALease", "Store_InTxOutside", "Store_InTxThatFailed", "Store_InTxInside", "Store_SuccessWhoseRows"},
+		hooks: hooks{leaseHooks: leaseHooks{inTx: func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
+			var failed error
+			if err := mem.InTx(ctx, func(ctx context.Context) error { failed = fn(ctx); return nil }); err != nil {
+				return err
+			}
+			return failed
+		}}},
+	},
+	"a transaction that is going on commits by itself": {
+		caught: []string{"Store_BusinessRows", "Store_InTxOfAnAtomic", "Store_InTxOfALease", "Store_InTxInside"},
+		hooks: hooks{leaseHooks: leaseHooks{inTx: func(_ context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
+			return mem.InTx(context.Background(), fn)
+		}}},
+	},
+	"a late function opens a transaction of its own": {
+		caught: []string{"Store_LeaseThatEnded", "Store_InTxOfAnAtomic"},
+		hooks: hooks{leaseHooks: leaseHooks{inTx: func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
+			ran := false
+			err := mem.InTx(ctx, func(ctx context.Context) error { ran = true; return fn(ctx) })
+			if err != nil && !ran && !errors.Is(err, idempotency.ErrLeaseLost) {
+				return mem.InTx(context.Background(), fn)
+			}
+			return err
+		}}},
+	},
+	"a search goes past the tenant": {
+		caught: []string{"Store_FindGives"},
+		hooks: hooks{leaseHooks: leaseHooks{search: func(q idempotency.Search) idempotency.Search {
+			q.Tenant = nil
+			return q
+		}}},
+	},
+	"free and erase do not look at what was seen": {
+		caught: []string{"Store_RecordsChange", "Store_FreeLets"},
+		hooks:  hooks{leaseHooks: leaseHooks{seen: func(now idempotency.AttemptID) idempotency.AttemptID { return now }}},
+	},
+	"free keeps the count of attempts": {
+		caught: []string{"Store_RecordsChange", "Store_FreeLets"},
+		hooks: hooks{leaseHooks: leaseHooks{freed: func(s *brokenStore, id idempotency.ID, r idempotency.Record) {
+			r.Attempts = 3
+			s.mem.Put(id, r)
+		}}},
+	},
+	"a purge has no grace": {
+		caught: []string{"Store_PurgeKeepsRecordsForItsGrace"},
+		hooks: hooks{leaseHooks: leaseHooks{batch: func(b idempotency.PurgeBatch) idempotency.PurgeBatch {
+			b.Grace = 0
+			return b
+		}}},
+	},
+	"a purge has no limit": {
+		caught: []string{"Store_PurgeRemoves", "Store_PurgeBuries", "Store_SeveralPurges"},
+		hooks: hooks{leaseHooks: leaseHooks{batch: func(b idempotency.PurgeBatch) idempotency.PurgeBatch {
+			b.Limit = 1000
+			return b
+		}}},
+	},
+	"a purge does not remember": {
+		caught: []string{"Store_PurgeBuries", "Store_RecordsChange"},
+		hooks: hooks{leaseHooks: leaseHooks{batch: func(b idempotency.PurgeBatch) idempotency.PurgeBatch {
+			b.Remember = 0
+			return b
+		}}},
+	},
+}
+
+// errNothing lets a method of a lease do nothing and say nothing.
+var errNothing = errors.New("nothing")
+
+func (s *brokenStore) Lease(ctx context.Context, c idempotency.Claim) (idempotency.Lease, *idempotency.Record, error) {
+	c = s.claimed(c)
+	lease := func(c idempotency.Claim) (idempotency.Lease, *idempotency.Record, error) {
+		return s.Store.Lease(ctx, c)
+	}
+	var l idempotency.Lease
+	var rec *idempotency.Record
+	var err error
+	if s.hooks.lease != nil {
+		l, rec, err = s.hooks.lease(ctx, s, c, lease)
+	} else {
+		l, rec, err = lease(c)
+	}
+	if l == nil {
+		return nil, s.read(rec, c), err
+	}
+	return &brokenLease{Lease: l, store: s, begun: ctx, claim: c}, nil, nil
+}
+
+func (s *brokenStore) Find(ctx context.Context, q idempotency.Search, limit int) ([]idempotency.Stored, error) {
+	if s.hooks.search != nil {
+		q = s.hooks.search(q)
+	}
+	return s.Store.Find(ctx, q, limit)
+}
+
+func (s *brokenStore) Free(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
+	done, err := s.Store.Free(ctx, id, s.seen(ctx, id, seen))
+	if done && s.hooks.freed != nil {
+		if found, err := s.Store.Find(ctx, idempotency.Search{ID: id}, 1); err == nil && len(found) == 1 {
+			s.hooks.freed(s, id, found[0].Record)
+		}
+	}
+	return done, err
+}
+
+func (s *brokenStore) Erase(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
+	return s.Store.Erase(ctx, id, s.seen(ctx, id, seen))
+}
+
+func (s *brokenStore) seen(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) idempotency.AttemptID {
+	if s.hooks.seen == nil {
+		return seen
+	}
+	found, err := s.Store.Find(ctx, idempotency.Search{ID: id}, 1)
+	if err != nil || len(found) == 0 {
+		return seen
+	}
+	return s.hooks.seen(found[0].Attempt)
+}
+
+func (s *brokenStore) Purge(ctx context.Context, b idempotency.PurgeBatch) (done idempotency.Purged, err error) {
+	if s.hooks.batch != nil {
+		b = s.hooks.batch(b)
+	}
+	purge := func() (err error) {
+		done, err = s.Store.Purge(ctx, b)
+		return err
+	}
+	if s.hooks.purge != nil {
+		s.purging.Lock()
+		defer s.purging.Unlock()
+		err = s.hooks.purge(s, purge)
+		return done, err
+	}
+	err = purge()
+	return done, err
+}
+
+type brokenLease struct {
+	idempotency.Lease
+	store *brokenStore
+	begun context.Context
+	claim idempotency.Claim
+}
+
+func (l *brokenLease) Grant() idempotency.Grant {
+	if l.store.hooks.grant != nil {
+		return l.store.hooks.grant(l.Lease.Grant())
+	}
+	return l.Lease.Grant()
+}
+
+func (l *brokenLease) Context(ctx context.Context) context.Context {
+	return context.WithValue(l.Lease.Context(ctx), brokenKey{}, l)
+}
+
+func (l *brokenLease) Renew(ctx context.Context) error {
+	return l.do(byRenew, func() error { return l.Lease.Renew(ctx) })
+}
+
+func (l *brokenLease) Complete(ctx context.Context, d idempotency.Completion) error {
+	return l.do(byComplete, func() error { return l.Lease.Complete(ctx, d) })
+}
+
+func (l *brokenLease) Refuse(ctx context.Context, d idempotency.Completion) error {
+	return l.do(byRefuse, func() error { return l.Lease.Refuse(ctx, d) })
+}
+
+func (l *brokenLease) Release(ctx context.Context) error {
+	return l.do(byRelease, func() error { return l.Lease.Release(ctx) })
+}
+
+func (l *brokenLease) Rollback(ctx context.Context) {
+	_ = l.do(byRollback, func() error { l.Lease.Rollback(ctx); return nil })
+}
+
+func (l *brokenLease) do(how string, do func() error) error {
+	if l.store.hooks.before != nil {
+		switch err := l.store.hooks.before(l, how); {
+		case err == errNothing:
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+	err := do()
+	if l.store.hooks.after != nil {
+		return l.store.hooks.after(l, how, err)
+	}
+	return err
+}
