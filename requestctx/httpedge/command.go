@@ -21,7 +21,8 @@ import (
 // JSON body and answers 200 with the result as JSON.
 type Options[C, R any] struct {
 	// Status is the status of a success, 200 to 299. Zero means 200, or 204 where the result is bus.None and Body is nil.
-	// With 204 and 205 no body is sent.
+	// With 204 and 205 no body is sent. 202 is refused for a command whose duplicates are answered with it while the first
+	// attempt runs (idempotency.AnswerAccepted), because a caller could not tell work that is done from work that is not.
 	Status int
 	// Location gives the Location header from the result, on the first answer and on replays alike. Nil and "" mean none.
 	Location func(R) string
@@ -46,6 +47,9 @@ type QueryOptions[Q, R any] struct {
 // must not be GET or HEAD, and without one the route answers POST, PUT, PATCH and DELETE. The request context that
 // [Edge.Middleware] would make is included.
 //
+// A duplicate of a command that is still at work is answered with 409, or with 202 where the command's policy says
+// AnswerAccepted: see the package's documentation.
+//
 // The body must come as application/json or another type that ends in +json (415 otherwise, also when there is no
 // Content-Type, so that a plain HTML form of another site cannot send it), no longer than the edge's limit (413), and is
 // decoded strictly: unknown and repeated members are refused. The result is encoded before anything is written.
@@ -63,6 +67,9 @@ func Command[C bus.Command[R], R any](e *Edge, b *bus.Bus, pattern string, o Opt
 	}
 	if o.Status != 0 && (o.Status < 200 || o.Status > 299) {
 		problems = append(problems, fmt.Errorf("Status is %d; a success is between 200 and 299", o.Status))
+	}
+	if err == nil && o.Status == http.StatusAccepted && answersAccepted[C]() {
+		problems = append(problems, errors.New("Status is 202, which is also the answer while the first attempt runs (its policy says AnswerAccepted); give what is done another, such as 200 or 201"))
 	}
 	if !o.EmptyBody {
 		problems = append(problems, strictjson.Check(reflect.TypeFor[C]()))
@@ -145,6 +152,13 @@ func Query[Q bus.Query[R], R any](e *Edge, b *bus.Bus, pattern string, o QueryOp
 		}
 		ep.succeed(w, r, req, 0, "", content(o.Body, req, res))
 	}), nil
+}
+
+// answersAccepted reports whether duplicates of the command are answered with 202.
+func answersAccepted[C any]() bool {
+	var zero C
+	c, ok := any(zero).(idempotency.WithPolicy)
+	return ok && c.Idempotency().Duplicate == idempotency.AnswerAccepted
 }
 
 // at puts the endpoint at a pattern, and gives what is wrong with that.
@@ -249,13 +263,13 @@ func bodyOf(e *Edge, w http.ResponseWriter, r *http.Request, empty bool) ([]byte
 	var timeout net.Error
 	switch _, tooLong := errors.AsType[*http.MaxBytesError](err); {
 	case tooLong && empty:
-		return nil, &edgeError{http.StatusBadRequest, "MALFORMED_REQUEST", "This route takes no body."}
+		return nil, &edgeError{status: http.StatusBadRequest, code: "MALFORMED_REQUEST", detail: "This route takes no body."}
 	case tooLong:
-		return nil, &edgeError{http.StatusRequestEntityTooLarge, "BODY_TOO_LARGE", fmt.Sprintf("The body is longer than %d bytes.", limit)}
+		return nil, &edgeError{status: http.StatusRequestEntityTooLarge, code: "BODY_TOO_LARGE", detail: fmt.Sprintf("The body is longer than %d bytes.", limit)}
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return nil, &edgeError{http.StatusRequestTimeout, "REQUEST_TIMEOUT", "The body did not arrive in time."}
+		return nil, &edgeError{status: http.StatusRequestTimeout, code: "REQUEST_TIMEOUT", detail: "The body did not arrive in time."}
 	}
-	return nil, &edgeError{http.StatusBadRequest, "MALFORMED_REQUEST", "The body did not arrive whole."}
+	return nil, &edgeError{status: http.StatusBadRequest, code: "MALFORMED_REQUEST", detail: "The body did not arrive whole."}
 }
 
 // checkType refuses what is not JSON in UTF-8 as it stands.
@@ -265,9 +279,9 @@ func checkType(h http.Header) error {
 	encoding := strings.ToLower(h.Get("Content-Encoding"))
 	switch {
 	case err != nil, mediaType != "application/json" && !(strings.HasPrefix(mediaType, "application/") && strings.HasSuffix(mediaType, "+json")):
-		return &edgeError{http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE", "The body must be sent as application/json."}
+		return &edgeError{status: http.StatusUnsupportedMediaType, code: "UNSUPPORTED_MEDIA_TYPE", detail: "The body must be sent as application/json."}
 	case charset != "" && charset != "utf-8", encoding != "" && encoding != "identity":
-		return &edgeError{http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE", "The body must be JSON in UTF-8 without a content encoding."}
+		return &edgeError{status: http.StatusUnsupportedMediaType, code: "UNSUPPORTED_MEDIA_TYPE", detail: "The body must be JSON in UTF-8 without a content encoding."}
 	}
 	return nil
 }

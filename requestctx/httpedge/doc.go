@@ -42,6 +42,15 @@
 // Errors are problem details (RFC 9457), see [Problem], and their statuses stand in one function, [Status]. No answer holds
 // the text of an error that is not known to be meant for callers.
 //
+// # Long work
+//
+// While an attempt of a Leased command is at work, a duplicate is told the operation_id, which is the same for every attempt of
+// the intent and does not show the key (rule rec-4): in the problem of a 409, or, where the command's policy says AnswerAccepted,
+// in an answer of 202. That one is no problem but {"request_id": …, "operation_id": …, "state": "in_progress"} with Retry-After
+// and, where [Config].Operations says so, the Location of the operation; and it is no success either, so clients must not take
+// it for one. What has become of the work is found out at the route that [Operations] serves, or by sending the same request
+// again with the same key. Only the latter takes up work whose attempt has died.
+//
 // # Proxies and time limits
 //
 // A proxy or service mesh in front may send a POST again by itself, with the same headers, perhaps to another replica: many

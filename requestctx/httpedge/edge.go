@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
 )
@@ -42,7 +43,7 @@ type Config struct {
 	// Statuses gives codes their HTTP status, 400 to 599. They are the codes of the application's own errors: final
 	// refusals, which without an entry are answered with 422, and all others, which without an entry are answered with 500
 	// and the code INTERNAL. A code of this module may be given another status as well, such as IDEMPOTENCY_KEY_CONFLICT
-	// the 422 of the IETF draft.
+	// the 422 of the IETF draft. The 202 of a command whose duplicates are Accepted stays what it is.
 	//
 	// A final refusal is an answer for good. A status by which clients ask again (408, 425, 429 and those from 500) does not
 	// fit it.
@@ -50,6 +51,10 @@ type Config struct {
 	// DescribedBy is the URL of a page that says how to use the key, for the Link header of the answer to a request that has
 	// none. Empty means no such header.
 	DescribedBy string
+	// Operations is where callers find what is done for them: the pattern of the route that [Operations] serves, such as
+	// "/api/v1/operations/{id}", with the id as its only parameter. It goes, with the id in place, into the Location header of
+	// 202 answers. Empty means no such header.
+	Operations string
 	// Challenge is the WWW-Authenticate header of 401 answers. Empty means "Bearer".
 	Challenge string
 	// Log gets what no stage of the pipeline can see: requests that are refused before it, as Info, and panics and answers
@@ -58,7 +63,10 @@ type Config struct {
 }
 
 // Edge serves commands and queries over HTTP. It is immutable and safe for concurrent use. Make it with [New].
-type Edge struct{ cfg Config }
+type Edge struct {
+	cfg        Config
+	operations [2]string // what stands before and behind the id in the path of an operation; empty for none
+}
 
 // New makes an Edge. It reports all problems of the configuration, joined.
 func New(cfg Config) (*Edge, error) {
@@ -97,14 +105,21 @@ func New(cfg Config) (*Edge, error) {
 	if strings.ContainsFunc(cfg.Challenge, func(r rune) bool { return r < ' ' || r > '~' }) {
 		bad("Challenge holds characters that a header cannot carry")
 	}
+	e := &Edge{cfg: cfg}
+	if cfg.Operations != "" {
+		var ok bool
+		if e.operations, ok = operationsAt(cfg.Operations); !ok {
+			bad("Operations is %q; it must be a path with the operation's id as its only parameter, such as \"/api/v1/operations/{id}\"", cfg.Operations)
+		}
+	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	return &Edge{cfg}, nil
+	return e, nil
 }
 
 // Middleware puts the request context of a request into its [context.Context], for handlers of the application's own behind
-// it; those made by [Command], [Query] and [Check] bring it along. pattern is the route's, such as "POST /v1/orders/{id}"; a
+// it; those made by [Command], [Query], [Check] and [Operations] bring it along. pattern is the route's, such as "POST /v1/orders/{id}"; a
 // pattern without a path makes the whole path the resource.
 //
 // X-Request-ID is set on the answer at once. Path values that the pattern names and the router did not set are set, so that
@@ -204,7 +219,7 @@ func (ep endpoint) handler(next func(*writer, *http.Request, *requestctx.Request
 			ep.refuse(w, r, req, err)
 		case !ep.allows(r.Method):
 			w.Header().Set("Allow", strings.Join(ep.methods, ", "))
-			ep.refuse(w, r, req, &edgeError{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", "This route does not have that method."})
+			ep.refuse(w, r, req, &edgeError{status: http.StatusMethodNotAllowed, code: "METHOD_NOT_ALLOWED", detail: "This route does not have that method."})
 		default:
 			ep.route.setPathValues(r, values)
 			next(w, r, req)
@@ -223,7 +238,10 @@ func (ep endpoint) allows(method string) bool {
 
 // refuse answers with an error that the pipeline has not seen.
 func (ep endpoint) refuse(w *writer, r *http.Request, req *requestctx.Request, err error) {
-	a := ep.edge.answerTo(err, ep.again(req))
+	ep.refuseAs(w, r, req, err, ep.answer(req, err))
+}
+
+func (ep endpoint) refuseAs(w *writer, r *http.Request, req *requestctx.Request, err error, a answer) {
 	level, message := slog.LevelInfo, "httpedge: refused before the pipeline"
 	if a.status >= 500 {
 		level, message = slog.LevelError, "httpedge: the request could not be answered"
@@ -235,7 +253,7 @@ func (ep endpoint) refuse(w *writer, r *http.Request, req *requestctx.Request, e
 
 // fail answers with an error of a dispatch, which the pipeline has logged.
 func (ep endpoint) fail(w *writer, req *requestctx.Request, err error) {
-	ep.write(w, req, ep.edge.answerTo(err, ep.again(req)))
+	ep.write(w, req, ep.answer(req, err))
 }
 
 func (ep endpoint) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
@@ -269,18 +287,23 @@ func (ep endpoint) log(r *http.Request, req *requestctx.Request, level slog.Leve
 	l.LogAttrs(r.Context(), level, message, all...)
 }
 
-// again reports whether the same request may be sent again as it is, as far as the pipeline's report tells.
-func (ep endpoint) again(req *requestctx.Request) bool {
+// again reports whether the same request may be sent again as it is after err, as far as the pipeline's report tells.
+func (ep endpoint) again(req *requestctx.Request, err error) bool {
 	switch {
 	case ep.kind == reading:
 		return true
 	case ep.kind == unmarked: // a report would be that of a command which the handler has sent
 		return false
 	}
-	switch req.Outcome().State {
+	switch o := req.Outcome(); o.State {
 	case requestctx.StateNone:
 		return ep.kind == marked // it did not come to the handler
-	case requestctx.StateUnknown, requestctx.StateUnprotected, requestctx.StateNested:
+	case requestctx.StateUnknown:
+		// The record of a Leased attempt stands and decides what the next one may do. Only a handler that has ended its
+		// transaction by itself may have gone past it.
+		_, broken := errors.AsType[*idempotency.HandlerError](err)
+		return o.Attempt > 0 && !broken
+	case requestctx.StateUnprotected, requestctx.StateNested:
 		return false
 	}
 	return true

@@ -184,6 +184,87 @@ func ExampleQuery() {
 	// Output: 200 {"booking":"b-1","room":"12"}
 }
 
+// Renovate is an application's long work.
+type Renovate struct {
+	Room string `json:"room" validate:"required"`
+}
+
+type Renovated struct {
+	Room string `json:"room"`
+}
+
+func (Renovate) CommandName() bus.Name[Renovated] { return "rooms.renovate" }
+func (Renovate) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Mode: idempotency.Leased, Duplicate: idempotency.AnswerAccepted, Wait: -1} // -1: do not wait for it
+}
+
+func ExampleOperations() {
+	store := memstore.New()
+	staff := func(ctx context.Context, inv bus.Invocation) error { // whether this caller may do this
+		if requestctx.From(ctx).Scope().Client != "staff" {
+			return errors.New(inv.Name + " is for staff")
+		}
+		return nil
+	}
+	config := registry.Config{Logger: zap.NewNop(), Store: store, Permit: []bus.Guard{staff}}
+	reg := registry.New(config)
+	begun, ready := make(chan struct{}), make(chan struct{})
+	registry.Handle(reg, func(_ context.Context, c Renovate) (Renovated, error) {
+		close(begun)
+		<-ready // it takes weeks
+		return Renovated(c), nil
+	})
+	b, err := reg.Build()
+	if err != nil {
+		panic(err)
+	}
+
+	const route = "GET /operations/{id}"
+	e, err := httpedge.New(httpedge.Config{
+		Principal:  func(*http.Request) (string, error) { return "staff", nil },
+		Operations: route, // for the Location of those that are told to look there
+	})
+	if err != nil {
+		panic(err)
+	}
+	renovate, err := httpedge.Command(e, b, "POST /renovations", httpedge.Options[Renovate, Renovated]{})
+	if err != nil {
+		panic(err)
+	}
+	operations, err := httpedge.Operations(e, store, route, append(config.Admit, config.Permit...))
+	if err != nil {
+		panic(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /renovations", renovate)
+	mux.Handle(route, operations)
+
+	request := func() *httptest.ResponseRecorder {
+		return show(mux, "POST", "/renovations", `{"room":"12"}`, "Idempotency-Key", "renovation-12")
+	}
+	done := make(chan struct{})
+	go func() { request(); close(done) }() // nobody waits for the answer
+	<-begun
+	again := request()
+	fmt.Println(again.Code, "come again in", again.Header().Get("Retry-After"), "seconds")
+	look := func() {
+		w := show(mux, "GET", again.Header().Get("Location"), "")
+		var op httpedge.Operation
+		if err := jsonInto(w, &op); err != nil {
+			panic(err)
+		}
+		fmt.Printf("%d %s %s %q\n", w.Code, op.Command, op.State, op.Result)
+	}
+	look()
+	close(ready)
+	<-done
+	look()
+	// Output:
+	// 202 come again in 2 seconds
+	// 200 rooms.renovate in_progress ""
+	// 200 rooms.renovate completed "{\"room\":\"12\"}"
+}
+
 func ExampleEdge_Middleware() {
 	b, err := hotel()
 	if err != nil {

@@ -100,9 +100,19 @@ func (s *spy) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Recor
 	return s.Store.Look(ctx, c)
 }
 
-func (s *spy) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s *spy) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	s.reads.Add(1)
 	return s.Store.Begin(ctx, c)
+}
+
+func (s *spy) Lease(ctx context.Context, c idempotency.Claim) (idempotency.Lease, *idempotency.Record, error) {
+	s.reads.Add(1)
+	return s.Store.Lease(ctx, c)
+}
+
+func (s *spy) Find(ctx context.Context, q idempotency.Search, limit int) ([]idempotency.Stored, error) {
+	s.reads.Add(1)
+	return s.Store.Find(ctx, q, limit)
 }
 
 // rig is a bus with everything in it, and an edge before it.

@@ -611,7 +611,7 @@ func (brokenReads) Look(context.Context, idempotency.Claim) (*idempotency.Record
 	return nil, errNoTable
 }
 
-func (brokenReads) Begin(context.Context, idempotency.Claim) (idempotency.Attempt, error) {
+func (brokenReads) Begin(context.Context, idempotency.Claim) (idempotency.Transaction, error) {
 	return nil, errNoTable
 }
 

@@ -1,6 +1,7 @@
 package httpedge
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,9 +46,12 @@ type Problem struct {
 	Retry Retry `json:"retry"`
 	// RequestID is the id of this attempt.
 	RequestID string `json:"request_id"`
+	// OperationID is the operation that is in progress, where it can be asked for ([Operations]).
+	OperationID string `json:"operation_id,omitempty"`
 	// Errors says which fields are wrong.
 	Errors []validation.FieldError `json:"errors,omitempty"`
-	// Data holds the details of a final refusal.
+	// Data holds the details of a final refusal; and with the code IDEMPOTENCY_RESULT_UNAVAILABLE an object with the member
+	// external_ref, where the record holds a reference to what was done.
 	Data json.RawMessage `json:"data,omitempty"`
 }
 
@@ -60,10 +64,11 @@ const (
 	retryAfter = 2 * time.Second
 )
 
-// edgeError is an error that arises before the pipeline. Its detail is for the caller.
+// edgeError is an error that arises before the pipeline. Its detail is for the caller. The zero retry is SameKey.
 type edgeError struct {
 	status       int
 	code, detail string
+	retry        Retry
 }
 
 func (e *edgeError) Error() string { return "httpedge: " + e.code }
@@ -72,8 +77,8 @@ func (e *edgeError) Error() string { return "httpedge: " + e.code }
 func (e *edgeError) Code() string { return e.code }
 
 var (
-	errUnauthenticated = &edgeError{http.StatusUnauthorized, "UNAUTHENTICATED", "The caller is not known."}
-	errTenant          = &edgeError{http.StatusForbidden, "TENANT_UNRESOLVED", "It is not known whose data this request is about."}
+	errUnauthenticated = &edgeError{status: http.StatusUnauthorized, code: "UNAUTHENTICATED", detail: "The caller is not known."}
+	errTenant          = &edgeError{status: http.StatusForbidden, code: "TENANT_UNRESOLVED", detail: "It is not known whose data this request is about."}
 	errPanic           = errors.New("httpedge: panic")
 )
 
@@ -86,8 +91,10 @@ type answer struct {
 	errors     []validation.FieldError
 	data       json.RawMessage
 	retryAfter time.Duration
-	keyless    bool // for want of a key
-	general    bool // nothing is known about the error; a code of the application's says more
+	operation  string // what is in progress
+	accepted   bool   // it is no problem: the caller is to look at the operation
+	keyless    bool   // for want of a key
+	general    bool   // nothing is known about the error; a code of the application's says more
 }
 
 // Status says by which HTTP status an error is answered, and what its answer tells about the key. It is the one place where
@@ -103,11 +110,14 @@ type answer struct {
 //	*idempotency.RefusedError                               422     none: the answer is final
 //	*idempotency.ConflictError                              409     none: another key would do the work twice if the first
 //	                                                                attempt was meant; that is for a person (rule key-6)
-//	*idempotency.InProgressError                            409     same-key
+//	*idempotency.InProgressError                            409     same-key; 202 where it is Accepted, see below
 //	*idempotency.ExpiredError                               410     new-key
+//	*idempotency.ResultUnavailableError                     410     none: the work is done, and would be done twice
 //	*idempotency.StoreError, *idempotency.RetriesError,
-//	*idempotency.OutcomeUnknownError                        503     same-key
+//	*idempotency.LeaseLostError                             503     same-key
+//	*idempotency.OutcomeUnknownError                        503     same-key; 409 and none with Review: a person decides
 //	*idempotency.ResultError                                500     same-key
+//	*idempotency.AttemptsError                              500     none, until a person has released the key
 //	*idempotency.RecordError, *idempotency.ScopeError,
 //	*idempotency.FingerprintError, *bus.UnhandledError      500     none
 //	*idempotency.HandlerError, *validation.PanicError       500     same-key if again, else none
@@ -115,12 +125,19 @@ type answer struct {
 //	any other                                               500     same-key if again, else none
 //
 // Errors are found wherever they stand in the tree of err. A context error counts only where none of the others is there: a
-// *idempotency.StoreError with one in it is a StoreError.
+// *idempotency.StoreError with one in it is a StoreError. Before all the others count the two that say that work has been done
+// or may have been, because the error that they wrap may be any of the others.
+//
+// An InProgressError that is Accepted is 202 only in the answer of the very command that is in progress. Where a handler has
+// sent that command and failed over its error, what the caller has asked for is not in progress, and the answer is the 409.
 func Status(err error, again bool) (status int, retry Retry) {
 	if err == nil {
 		return http.StatusOK, SameKey
 	}
 	a := classify(err, again)
+	if a.accepted {
+		return http.StatusAccepted, a.retry
+	}
 	return a.status, a.retry
 }
 
@@ -132,11 +149,33 @@ func classify(err error, again bool) answer {
 	if again {
 		repeat = SameKey
 	}
+	if e, ok := errors.AsType[*idempotency.OutcomeUnknownError](err); ok {
+		if e.Review {
+			return answer{
+				status: 409, code: e.Code(), retry: Never,
+				detail: "An earlier attempt ended without saying whether the request was processed. A person has to find out; sending it again does not help.",
+			}
+		}
+		return answer{
+			status: 503, code: e.Code(), retry: SameKey, retryAfter: e.RetryAfter,
+			detail: "It is not known yet whether the request was processed. Send it again with the same key to find out.",
+		}
+	}
+	if e, ok := errors.AsType[*idempotency.ResultUnavailableError](err); ok {
+		a := answer{
+			status: 410, code: e.Code(), retry: Never,
+			detail: "The request was processed, and its result is not kept. Do not send it again under another key: it would be processed twice.",
+		}
+		if e.ExternalRef != "" {
+			a.data, _ = json.Marshal(map[string]string{"external_ref": e.ExternalRef}) // a text can always be encoded
+		}
+		return a
+	}
 	if e, ok := errors.AsType[*idempotency.RefusedError](err); ok {
 		return answer{status: 422, code: e.Code(), retry: Never, detail: e.Message, data: e.Data}
 	}
 	if e, ok := errors.AsType[*edgeError](err); ok {
-		return answer{status: e.status, code: e.code, retry: SameKey, detail: e.detail}
+		return answer{status: e.status, code: e.code, retry: cmp.Or(e.retry, SameKey), detail: e.detail}
 	}
 	if e, ok := errors.AsType[*strictjson.Error](err); ok {
 		where := "The body"
@@ -175,7 +214,7 @@ func classify(err error, again bool) answer {
 	}
 	if e, ok := errors.AsType[*idempotency.InProgressError](err); ok {
 		return answer{
-			status: 409, code: e.Code(), retry: SameKey, retryAfter: e.RetryAfter,
+			status: 409, code: e.Code(), retry: SameKey, retryAfter: e.RetryAfter, operation: e.OperationID, accepted: e.Accepted,
 			detail: "A request with this Idempotency-Key is being processed. Ask again with the same key.",
 		}
 	}
@@ -188,19 +227,25 @@ func classify(err error, again bool) answer {
 	if e, ok := errors.AsType[*idempotency.StoreError](err); ok {
 		return answer{
 			status: 503, code: e.Code(), retry: SameKey,
-			detail: "The request was not processed, because its outcome could not have been recorded. Send it again with the same key.",
+			detail: "The outcome of the request could not be looked up or recorded. Send it again with the same key.",
 		}
 	}
 	if e, ok := errors.AsType[*idempotency.RetriesError](err); ok {
 		return answer{
 			status: 503, code: e.Code(), retry: SameKey,
-			detail: "The request got in the way of others and was undone. Send it again with the same key.",
+			detail: "The request got in the way of others, and what it wrote was undone. Send it again with the same key.",
 		}
 	}
-	if e, ok := errors.AsType[*idempotency.OutcomeUnknownError](err); ok {
+	if e, ok := errors.AsType[*idempotency.LeaseLostError](err); ok {
 		return answer{
 			status: 503, code: e.Code(), retry: SameKey,
-			detail: "It is not known yet whether the request was processed. Send it again with the same key to find out.",
+			detail: "The request took so long that its key was given away, and what it wrote was undone. Send it again with the same key.",
+		}
+	}
+	if e, ok := errors.AsType[*idempotency.AttemptsError](err); ok {
+		return answer{
+			status: 500, code: e.Code(), retry: Never,
+			detail: "The request has failed too often and is not tried again before a person has looked at it.",
 		}
 	}
 	if e, ok := errors.AsType[*idempotency.ResultError](err); ok {
@@ -277,6 +322,15 @@ func (e *Edge) answerTo(err error, again bool) answer {
 	return a
 }
 
+// answer is how an error is answered here.
+func (ep endpoint) answer(req *requestctx.Request, err error) answer {
+	a := ep.edge.answerTo(err, ep.again(req, err))
+	if ep.kind == unmarked || req.Outcome().State != requestctx.StateInProgress {
+		a.operation, a.accepted = "", false // of a command that the handler has sent, and not of what the caller has asked for
+	}
+	return a
+}
+
 // write sends the answer to an error. Nothing may have been written before.
 func (e *Edge) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
 	h := w.Header()
@@ -293,9 +347,13 @@ func (e *Edge) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
 	if a.status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", e.cfg.Challenge)
 	}
+	if a.accepted {
+		e.accept(w, req, a.operation)
+		return
+	}
 	p := Problem{
 		Type: "about:blank", Title: http.StatusText(a.status), Status: a.status, Detail: a.detail, Code: a.code, Retry: a.retry,
-		RequestID: req.ID(), Errors: a.errors, Data: a.data,
+		RequestID: req.ID(), OperationID: a.operation, Errors: a.errors, Data: a.data,
 	}
 	body, err := json.Marshal(p)
 	if err != nil { // Data of a damaged record
@@ -306,11 +364,12 @@ func (e *Edge) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
 }
 
 // WriteProblem answers a request behind [Edge.Middleware] with the problem that err is, and with the headers that
-// [Edge.SetHeaders] sets. Nothing may have been written before.
+// [Edge.SetHeaders] sets. Nothing may have been written before. What is in progress and Accepted is answered with 202, as by
+// [Command], and is no problem.
 func (e *Edge) WriteProblem(w http.ResponseWriter, r *http.Request, err error) {
 	req := requestctx.From(r.Context())
 	e.SetHeaders(w, r)
-	e.write(w, req, e.answerTo(err, endpoint{edge: e}.again(req)))
+	e.write(w, req, endpoint{edge: e}.answer(req, err))
 }
 
 // SetHeaders sets the headers of rule http-2 on an answer, as far as the dispatch has come to the idempotency stage: after

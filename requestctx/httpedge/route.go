@@ -85,6 +85,39 @@ func nameOf(part string) string {
 	return ""
 }
 
+// parameter is the last segment that is a parameter as a whole, or -1.
+func (rt route) parameter() int {
+	for i := len(rt.segments) - 1; i >= 0; i-- {
+		if s := rt.segments[i]; s.name != "" && !s.rest {
+			return i
+		}
+	}
+	return -1
+}
+
+// operationsAt gives what stands before and behind the id in the path of an operation. ok is false for a pattern that is no path
+// with one parameter.
+func operationsAt(pattern string) (at [2]string, ok bool) {
+	rt := parseRoute(pattern)
+	id := rt.parameter()
+	if id < 0 || rt.method != "" && rt.method != http.MethodGet || rt.pattern[0] != '/' || strings.HasPrefix(rt.pattern, "//") {
+		return at, false
+	}
+	side := 0
+	for i, s := range rt.segments {
+		at[side] += "/"
+		switch {
+		case i == id:
+			side = 1
+		case s.variable:
+			return at, false
+		default:
+			at[side] += url.PathEscape(s.text)
+		}
+	}
+	return at, true
+}
+
 // source is the part of a key's scope that the route makes up: the request's method and the pattern.
 func (rt route) source(method string) string {
 	if rt.pattern == "" {

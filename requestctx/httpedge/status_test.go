@@ -49,6 +49,12 @@ func statusTable() []statusRow {
 		{name: "idempotency.StoreError", err: &idempotency.StoreError{Err: context.DeadlineExceeded}, status: 503, retry: same},
 		{name: "idempotency.RetriesError", err: &idempotency.RetriesError{Err: odd}, status: 503, retry: same},
 		{name: "idempotency.OutcomeUnknownError", err: &idempotency.OutcomeUnknownError{Err: context.Canceled}, status: 503, retry: same},
+		{name: "idempotency.OutcomeUnknownError", err: &idempotency.OutcomeUnknownError{Review: true}, status: 409, retry: none},
+		{name: "idempotency.InProgressError", err: &idempotency.InProgressError{OperationID: "x", Accepted: true}, status: 202, retry: same},
+		{name: "idempotency.LeaseLostError", err: &idempotency.LeaseLostError{}, status: 503, retry: same},
+		{name: "idempotency.AttemptsError", err: &idempotency.AttemptsError{}, status: 500, retry: none},
+		{name: "idempotency.ResultUnavailableError", err: &idempotency.ResultUnavailableError{Err: &idempotency.ResultError{}}, status: 410, retry: none},
+		{name: "idempotency.ResultUnavailableError", err: &idempotency.ResultUnavailableError{}, status: 410, retry: none},
 		{name: "idempotency.ResultError", err: &idempotency.ResultError{Err: odd}, status: 500, retry: same},
 		{name: "idempotency.ResultError", err: &idempotency.ResultError{Err: odd, Stored: true}, status: 500, retry: same},
 		{name: "idempotency.HandlerError", err: &idempotency.HandlerError{}, status: 500, retry: same, unsafe: none},
@@ -63,6 +69,14 @@ func statusTable() []statusRow {
 		{name: "idempotency.ErrCommitUnknown", err: idempotency.ErrCommitUnknown, status: 500, retry: same, unsafe: none},
 		{name: "idempotency.ErrTransactionEnded", err: idempotency.ErrTransactionEnded, status: 500, retry: same, unsafe: none},
 		{name: "idempotency.ErrTransactionAborted", err: idempotency.ErrTransactionAborted, status: 500, retry: same, unsafe: none},
+
+		// What a handler meets, and may return.
+		{name: "idempotency.ErrLeaseLost", err: idempotency.ErrLeaseLost, status: 500, retry: same, unsafe: none},
+		{name: "idempotency.ErrLeasedInsideAtomic", err: idempotency.ErrLeasedInsideAtomic, status: 500, retry: same, unsafe: none},
+		{name: "idempotency.ErrChildLabelRequired", err: idempotency.ErrChildLabelRequired, status: 500, retry: same, unsafe: none},
+		{name: "idempotency.ErrNoIntent", err: idempotency.ErrNoIntent, status: 500, retry: same, unsafe: none},
+		// What a person meets, who is behind no route of ours. Statuses may give its code another status.
+		{name: "idempotency.AdminError", err: &idempotency.AdminError{}, status: 500, retry: same, unsafe: none},
 
 		{name: "validation.Error", err: &validation.Error{}, status: 400, retry: same},
 		{name: "validation.FieldError", err: validation.FieldError{}, status: 400, retry: same},
