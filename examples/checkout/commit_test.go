@@ -234,3 +234,72 @@ func TestX09_AnUnknownOutcomeIsFoundOutLater(t *testing.T) {
 		})
 	}
 }
+
+// A payment that calls the provider commits twice: its claim, before the call, with the statement that makes it, and the order, after the
+// call. Whatever becomes of either, there is one order and one authorisation.
+func TestX06X07X08_Leased_ALostCommitIsOneOrderAndOneAuthorisation_BR02_BR08(t *testing.T) {
+	t.Parallel()
+	for _, wire := range wires {
+		for _, ofClaim := range []bool{true, false} {
+			name, match := wire.name+", of the order", pgtest.IsCommit
+			if ofClaim {
+				name, match = wire.name+", of the claim", pgtest.Contains("ON CONFLICT (id) DO NOTHING")
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				d := postgresDatabase(t)
+				proxy := d.postgres.Proxy()
+				release := make(chan struct{})
+				fault := pgtest.Fault{Match: match, Action: wire.action, Release: release}
+				g := newGate(t)
+				f := provide(t, func(int64) bool { g.pass(); return true })
+				kept, store := openAt(t, proxy.URL())
+				s := serveWith(t, kept, store, f.options(t), nil)
+				key, body := d.key("lost-leased-commit"), payment("cart-1", 4990)
+				var lost *pgtest.Armed
+				var first <-chan sent
+				if ofClaim {
+					g.release()
+					lost = proxy.Arm(fault)
+					first = sendAside(within(t), s.base, key, body)
+				} else {
+					first = sendAside(within(t), s.base, key, body)
+					await(t, g.come, "the provider")
+					lost = proxy.Arm(fault)
+					g.release()
+				}
+				happens(t, lost, first)
+				close(release)
+				got := await(t, first, "the answer")
+				if got.err != nil {
+					t.Fatal(got.err)
+				}
+				switch {
+				case got.status == http.StatusCreated:
+					if got.placed(t); got.replayed() != "false" {
+						t.Errorf("its own work is given as a replay: %v", got.answer)
+					}
+				case ofClaim || wire.action == pgtest.DropAnswer || wire.action == pgtest.HoldAnswer: // it has happened
+					t.Errorf("%v", got.answer)
+				default: // what the late COMMIT would have done was made impossible, and the key freed
+					got.is(t, http.StatusServiceUnavailable, "IDEMPOTENCY_STORE_UNAVAILABLE")
+					if discreet(t, got.answer); got.problem(t).Retry != "same-key" {
+						t.Errorf("%v", got.answer)
+					}
+				}
+				retry, order := settled(t, s.base, key, body)
+				if got.status == http.StatusCreated && (retry.replayed() != "true" || got.placed(t).Placed != order.Placed) {
+					t.Errorf("two orders were answered: %v and %v", got.answer, retry)
+				}
+				if auth := f.keeps(t, 1)[0]; auth.ID != order.AuthID {
+					t.Errorf("%+v of %+v", order, auth)
+				}
+				if n := f.posts.Load(); n != 1 {
+					t.Errorf("the provider was asked %d times to authorise", n)
+				}
+				d.settles(t, 1)
+				t.Logf("the first answer was %d, and the retry replayed: %s", got.status, retry.replayed())
+			})
+		}
+	}
+}

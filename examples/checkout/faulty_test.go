@@ -9,18 +9,26 @@ import (
 	"net/http"
 	"os"
 	"syscall"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 )
 
-// The moments at which a faulty server kills itself.
+// The moments at which a faulty server kills itself. An Atomic command has the first four, a Leased one the others.
 const (
+	never       = "never"
 	beforeBegin = "before BEGIN"
 	afterRead   = "after the read"
-	afterWrite  = "after the business write"
-	afterCommit = "after COMMIT"
+	afterWrite  = "after the business write" // of both
+	afterCommit = "after COMMIT"             // of both
+
+	beforeClaim    = "before the claim"
+	afterClaim     = "after the claim"
+	afterCall      = "after the call to the provider"
+	afterFence     = "after the fence lock"
+	duringTakeover = "during a takeover"
 )
 
 // faulty is the program with a fault: it kills itself, as kill -9 would, at the moment named, the first time that a command
@@ -30,6 +38,8 @@ func faulty(moment string, args []string) error {
 	addr := flags.String("addr", "", "")
 	sqlitePath := flags.String("sqlite", "", "")
 	postgresURL := flags.String("postgres", "", "")
+	provider := flags.String("provider", "", "")
+	forgetful := flags.Bool("forgetful", false, "it keeps the downstream key to itself")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -45,7 +55,11 @@ func faulty(moment string, args []string) error {
 		return err
 	}
 	f := fault(moment)
-	handler, err := newServer(faultyOrders{kept, f}, faultyStore{store, f}, zap.NewNop(), false)
+	var o options
+	if *provider != "" {
+		o.provider = faultyPayments{newProvider(*provider, time.Minute), f, *forgetful}
+	}
+	handler, err := newServer(faultyOrders{kept, f}, faultyStore{store, f}, zap.NewNop(), o)
 	if err != nil {
 		return err
 	}
@@ -73,10 +87,32 @@ type faultyOrders struct {
 	fault
 }
 
+func (o faultyOrders) inTx(ctx context.Context, fn func(ctx context.Context) error) error {
+	return o.orders.inTx(ctx, func(ctx context.Context) error {
+		o.at(afterFence)
+		return fn(ctx)
+	})
+}
+
 func (o faultyOrders) insert(ctx context.Context, order Order, email string) error {
 	err := o.orders.insert(ctx, order, email)
 	o.at(afterWrite)
 	return err
+}
+
+type faultyPayments struct {
+	payments
+	fault
+	forgetful bool
+}
+
+func (p faultyPayments) authorize(ctx context.Context, key string, c Charge) (Authorization, error) {
+	if p.forgetful {
+		key = ""
+	}
+	a, err := p.payments.authorize(ctx, key, c)
+	p.at(afterCall)
+	return a, err
 }
 
 type faultyStore struct {
@@ -84,7 +120,7 @@ type faultyStore struct {
 	fault
 }
 
-func (s faultyStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Attempt, error) {
+func (s faultyStore) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Transaction, error) {
 	s.at(beforeBegin)
 	a, err := s.Store.Begin(ctx, c)
 	s.at(afterRead)
@@ -94,23 +130,49 @@ func (s faultyStore) Begin(ctx context.Context, c idempotency.Claim) (idempotenc
 	return faultyAttempt{a, s.fault}, nil
 }
 
+func (s faultyStore) Lease(ctx context.Context, c idempotency.Claim) (idempotency.Lease, *idempotency.Record, error) {
+	s.at(beforeClaim)
+	l, rec, err := s.Store.Lease(ctx, c)
+	if l == nil {
+		return nil, rec, err
+	}
+	s.at(afterClaim)
+	if l.Grant().TookOver {
+		s.at(duringTakeover)
+	}
+	return faultyLease{l, s.fault}, nil, err
+}
+
 type faultyAttempt struct {
-	idempotency.Attempt
+	idempotency.Transaction
 	fault
 }
 
 func (a faultyAttempt) Complete(ctx context.Context, done idempotency.Completion) error {
-	return a.committed(a.Attempt.Complete(ctx, done))
+	return a.committed(a.Transaction.Complete(ctx, done))
 }
 
 func (a faultyAttempt) Refuse(ctx context.Context, done idempotency.Completion) error {
-	return a.committed(a.Attempt.Refuse(ctx, done))
+	return a.committed(a.Transaction.Refuse(ctx, done))
 }
 
-func (a faultyAttempt) committed(err error) error {
+type faultyLease struct {
+	idempotency.Lease
+	fault
+}
+
+func (l faultyLease) Complete(ctx context.Context, done idempotency.Completion) error {
+	return l.committed(l.Lease.Complete(ctx, done))
+}
+
+func (l faultyLease) Refuse(ctx context.Context, done idempotency.Completion) error {
+	return l.committed(l.Lease.Refuse(ctx, done))
+}
+
+func (f fault) committed(err error) error {
 	if err != nil {
 		return errors.Join(errors.New("the fault is not where it should be"), err)
 	}
-	a.at(afterCommit)
+	f.at(afterCommit)
 	return nil
 }

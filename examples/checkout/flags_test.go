@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -15,9 +16,11 @@ import (
 func TestABadConfigurationNeverStarts(t *testing.T) {
 	t.Parallel()
 	const (
-		postgresHint = "\nname a PostgreSQL 14 or newer that is running and takes writes, and a database where this role may create tables, for example -postgres postgres://user:password@127.0.0.1:5432/checkout"
-		sqliteHint   = "\nname a file, there already or not, in a folder where this user may write, for example -sqlite checkout.db"
-		addrHint     = "\nchoose another address, for example -addr 127.0.0.1:8081, or -addr 127.0.0.1:0 for any free port"
+		postgresHint     = "\nname a PostgreSQL 14 or newer that is running and takes writes, and a database where this role may create tables, for example -postgres postgres://user:password@127.0.0.1:5432/checkout"
+		sqliteHint       = "\nname a file, there already or not, in a folder where this user may write, for example -sqlite checkout.db"
+		providerHint     = "\nname where it is, for example -provider http://127.0.0.1:9090, or use the one that the example brings, -provider embedded"
+		addrHint         = "\nchoose another address, for example -addr 127.0.0.1:8081, or -addr 127.0.0.1:0 for any free port"
+		providerFileHint = "\nname a file for what the embedded provider holds, there already or not, in a folder where this user may write, for example -provider-db provider.db"
 	)
 	file := func(t *testing.T, name, content string) string {
 		t.Helper()
@@ -119,6 +122,57 @@ func TestABadConfigurationNeverStarts(t *testing.T) {
 			return d.flags()
 		}, "checkout: -sqlite FILE: SQL logic error: no such column: o.cart_id (1)" + sqliteHint},
 
+		{"an empty -provider", flags("-provider", ""),
+			"checkout: -provider is empty; is a variable of the shell not set?"},
+		{"a provider without a scheme", flags("-provider", "127.0.0.1:9090"),
+			"checkout: -provider: first path segment in URL cannot contain colon" + providerHint},
+		{"a provider that is a host and a port", flags("-provider", "localhost:9090"),
+			"checkout: -provider: it is neither a URL that begins with http:// or https:// nor the word embedded" + providerHint},
+		{"a provider that is a word", flags("-provider", "Embedded"),
+			"checkout: -provider: it is neither a URL that begins with http:// or https:// nor the word embedded" + providerHint},
+		{"a provider without a host", flags("-provider", "http:///authorizations"),
+			"checkout: -provider: it is neither a URL that begins with http:// or https:// nor the word embedded" + providerHint},
+		{"a malformed URL of a provider", flags("-provider", "http://ada:secret@[::1/"),
+			"checkout: -provider: missing ']' in host" + providerHint},
+		{"a provider's password", flags("-provider", "https://ada:secret@provider.example"),
+			"checkout: -provider: it holds more than the provider's address: no user, query or fragment belongs there" + providerHint},
+		{"a provider's query", flags("-provider", "https://provider.example/?token=secret"),
+			"checkout: -provider: it holds more than the provider's address: no user, query or fragment belongs there" + providerHint},
+		{"-provider-delay without a provider", flags("-provider-delay", "3s"),
+			"checkout: -provider-delay is about the provider that the example brings; add -provider embedded"},
+		{"-provider-delay of somebody else's", flags("-provider", "http://127.0.0.1:9090", "-provider-delay", "3s"),
+			"checkout: -provider-delay is about the provider that the example brings; add -provider embedded"},
+		{"-provider-fail-rate without a provider", flags("-provider-fail-rate", "0"),
+			"checkout: -provider-fail-rate is about the provider that the example brings; add -provider embedded"},
+		{"-provider-db without a provider", flags("-provider-db", "provider.db"),
+			"checkout: -provider-db is about the provider that the example brings; add -provider embedded"},
+		{"-no-keys without a provider", flags("-no-keys"),
+			"checkout: -no-keys shows what becomes of a payment provider without keys; add -provider embedded"},
+		{"a delay that is none", flags("-provider", "embedded", "-provider-delay", "soon"),
+			`checkout: invalid value "soon" for flag -provider-delay: parse error`},
+		{"a delay into the past", flags("-provider", "embedded", "-provider-delay", "-3s"),
+			"checkout: -provider-delay is -3s; it must not be negative"},
+		{"a rate under 0", flags("-provider", "embedded", "-provider-fail-rate", "-0.1"),
+			"checkout: -provider-fail-rate is -0.1; it is a share, from 0 for never to 1 for always"},
+		{"a rate over 1", flags("-provider", "embedded", "-provider-fail-rate", "50"),
+			"checkout: -provider-fail-rate is 50; it is a share, from 0 for never to 1 for always"},
+		{"a rate that is no number", flags("-provider", "embedded", "-provider-fail-rate", "NaN"),
+			"checkout: -provider-fail-rate is NaN; it is a share, from 0 for never to 1 for always"},
+		{"a folder for what the provider holds", func(t *testing.T) []string {
+			return append(sqliteDatabase(t).flags(), "-provider", "embedded", "-provider-db", t.TempDir())
+		}, "checkout: -provider-db FILE: unable to open database file (14)" + providerFileHint},
+		{"a provider that keeps nothing", func(t *testing.T) []string {
+			return append(sqliteDatabase(t).flags(), "-provider", "embedded", "-provider-db", ":memory:")
+		}, "checkout: -provider-db FILE: this is a database in memory: what a provider knows outlives its callers" + providerFileHint},
+		{"a file of the provider's that is no database", func(t *testing.T) []string {
+			return append(sqliteDatabase(t).flags(), "-provider", "embedded", "-provider-db", file(t, "notes.txt", strings.Repeat("These are my notes. ", 300)))
+		}, "checkout: -provider-db FILE: file is not a database (26)" + providerFileHint},
+		{"a table of the provider's that is somebody else's", func(t *testing.T) []string {
+			d := sqliteDatabase(t)
+			d.exec(t, `CREATE TABLE provider_authorizations (id TEXT)`)
+			return append(sqliteDatabase(t).flags(), "-provider", "embedded", "-provider-db", d.path)
+		}, "checkout: -provider-db FILE: SQL logic error: no such column: key (1)" + providerFileHint},
+
 		{"a port that is taken", func(t *testing.T) []string {
 			taken, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
@@ -156,6 +210,13 @@ func TestABadConfigurationNeverStarts(t *testing.T) {
 			t.Errorf("exit code %d:\n%s", code, says)
 		}
 	})
+	t.Run("no folder for what the provider holds", func(t *testing.T) {
+		t.Parallel()
+		says, code := badStart(t, []string{"HOME=", "XDG_CACHE_HOME="}, append(postgresDatabase(t).flags(), "-provider", "embedded")...)
+		if want := "checkout: there is no cache directory for the default database (neither $XDG_CACHE_HOME nor $HOME are defined); name a file with -provider-db PATH"; says != want || code != 1 {
+			t.Errorf("exit code %d:\n%s", code, says)
+		}
+	})
 }
 
 // badStart gives the message and the exit code of a start that has to fail.
@@ -178,6 +239,7 @@ func badStart(t *testing.T, env []string, flags ...string) (says string, code in
 	}
 	for pattern, name := range map[string]string{
 		`-sqlite \S+: `:             "-sqlite FILE: ",
+		`-provider-db \S+: `:        "-provider-db FILE: ",
 		`mkdir \S+: `:               "mkdir FOLDER: ",
 		`:[0-9]{4,5}: bind`:         ":PORT: bind",
 		`(\s+127\.0\.0\.1:1 .*)+\n`: " 127.0.0.1:1 (127.0.0.1): dial error: dial tcp 127.0.0.1:1: connect: connection refused\n",
@@ -242,9 +304,148 @@ func TestTheProgramSaysWhereToClickAndWhatToTry(t *testing.T) {
 	if !errors.Is(err, errExited) || help.code() != 0 {
 		t.Fatalf("-help: %v", err)
 	}
-	for _, flag := range []string{"-addr", "-sqlite", "-postgres", "-drop-answers", "127.0.0.1:8080"} {
+	for _, flag := range []string{
+		"-addr", "-sqlite", "-postgres", "-drop-answers", "127.0.0.1:8080", "-provider ", "-provider-db", "-provider-delay", "-provider-fail-rate", "-no-keys", "embedded",
+	} {
 		if !strings.Contains(help.stderr.String(), flag) {
 			t.Errorf("-help does not name %s:\n%s", flag, help.stderr.String())
+		}
+	}
+}
+
+// What the provider holds is beside the orders, or where the flag says, and is there after a restart.
+func TestTheEmbeddedProviderKeepsItsOwnFile(t *testing.T) {
+	t.Parallel()
+	cache := t.TempDir()
+	for name, c := range map[string]struct {
+		flags func(d *database) []string
+		file  func(d *database) string
+	}{
+		"beside the orders": {
+			func(d *database) []string { return d.flags() },
+			func(d *database) string {
+				if d.postgres != nil { // then there is no file to be beside of
+					return filepath.Join(cache, "tekil-checkout", "provider.db")
+				}
+				return d.path + "-provider"
+			},
+		},
+		"where the flag says": {
+			func(d *database) []string {
+				return append(d.flags(), "-provider-db", filepath.Join(cache, d.key("far")+".db"))
+			},
+			func(d *database) string { return filepath.Join(cache, d.key("far")+".db") },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			both(t, func(t *testing.T, d *database) {
+				var before Authorization
+				for _, replayed := range []string{"false", "true"} {
+					p, err := launch("checkout", []string{"XDG_CACHE_HOME=" + cache}, append(c.flags(d), "-addr", "127.0.0.1:0", "-provider", "embedded")...)
+					if p != nil {
+						t.Cleanup(p.kill)
+					}
+					if err != nil {
+						t.Fatalf("%v: %s", err, p.stderr.String())
+					}
+					if a := post(t, p.base, d.key("embedded-file"), payment("cart-1", 4990)); a.placed(t).CartID != "cart-1" || a.replayed() != replayed {
+						t.Errorf("%v", a)
+					}
+					h := held(t, p.base)
+					if h.Total != 1 || before != (Authorization{}) && h.Authorizations[0] != before {
+						t.Errorf("it holds %+v, and held %+v", h, before)
+					}
+					before = h.Authorizations[0]
+					p.kill()
+					p.clean(t)
+					if out := p.stdout.String(); !strings.Contains(out, "checkout: the provider keeps what it holds in "+c.file(d)+"\n") {
+						t.Errorf("it does not say where:\n%s", out)
+					}
+				}
+				if _, err := os.Stat(c.file(d)); err != nil {
+					t.Error(err)
+				}
+				d.settles(t, 1)
+				if n := d.count(t, map[bool]string{
+					true:  `SELECT count(*) FROM sqlite_schema WHERE name LIKE 'provider%'`,
+					false: `SELECT count(*) FROM pg_tables WHERE schemaname = current_schema AND tablename LIKE 'provider%'`,
+				}[d.postgres == nil]); n != 0 {
+					t.Error("the provider's table is among the orders")
+				}
+			})
+		})
+	}
+}
+
+// A checkout may use the provider of another one. SIGTERM ends that provider as well, and who uses it says that it is away.
+func TestTheProviderOfAnotherCheckout(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, d *database) {
+		brings := startEmbedded(t, sqliteDatabase(t))
+		const line = "\ncheckout: payments are authorised by the provider at "
+		url := ""
+		for ctx := within(t); url == ""; { // it stands below the line that start has waited for
+			if _, after, ok := strings.Cut(brings.stdout.String(), line); ok && strings.Contains(after, "\n") {
+				url, _, _ = strings.Cut(after, "\n")
+			}
+			if ctx.Err() != nil {
+				t.Fatal("it does not say where its provider is")
+			}
+		}
+		uses := start(t, append(d.flags(), "-provider", url+"/")...)
+		order := post(t, uses.base, d.key("of-another"), payment("cart-1", 4990)).placed(t)
+		for _, base := range []string{brings.base, uses.base} {
+			if h := held(t, base); h.Total != 1 || h.Authorizations[0].ID != order.AuthID {
+				t.Errorf("it holds %+v", h)
+			}
+		}
+		brings.signal(t, syscall.SIGTERM)
+		await(t, brings.exited, "its end")
+		if brings.code() != 0 {
+			t.Errorf("the exit code is %d: %s", brings.code(), brings.stderr.String())
+		}
+		post(t, uses.base, d.key("of-nobody"), payment("cart-1", 4990)).is(t, 503, "PROVIDER_UNAVAILABLE")
+
+		// One that is not there yet is no reason not to start.
+		late := start(t, append(d.flags(), "-provider", url)...)
+		if says := late.stderr.String(); !strings.Contains(says, "checkout: warning: -provider: ") || !strings.Contains(says, "connection refused") {
+			t.Errorf("it says %s", says)
+		}
+		if a := post(t, late.base, d.key("of-another"), payment("cart-1", 4990)); a.replayed() != "true" || a.placed(t).Placed != order.Placed {
+			t.Errorf("%v", a)
+		}
+		if says := uses.stderr.String(); strings.Contains(says, "warning: -provider") {
+			t.Errorf("it was there: %s", says)
+		}
+	})
+}
+
+func TestTheProgramSaysWhatToTryWithAProvider(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		flags      []string
+		curls      int
+		says, does []string
+	}{
+		{nil, 3, []string{"my-first-payment", "my-second-payment", "my-third-payment", "curl -i -m 1 ", "-no-keys"}, nil},
+		{[]string{"-no-keys"}, 1, []string{"my-third-payment", "curl -i -m 1 "}, []string{"my-first-payment"}},
+	} {
+		p := startEmbedded(t, sqliteDatabase(t), c.flags...)
+		p.kill()
+		out := p.stdout.String()
+		for _, want := range append(c.says, "\n  curl "+p.base+"/provider/authorizations\n", p.base+"/provider/authorizations\n\n") {
+			if !strings.Contains(out, want) {
+				t.Errorf("it does not say %q:\n%s", want, out)
+			}
+		}
+		for _, other := range c.does {
+			if strings.Contains(out, other) {
+				t.Errorf("it says %q:\n%s", other, out)
+			}
+		}
+		if n := strings.Count(out, p.base+"/api/v1/checkouts "); n != c.curls {
+			t.Errorf("there are %d lines to try:\n%s", n, out)
 		}
 	}
 }

@@ -153,14 +153,7 @@ func TestKillMatrix(t *testing.T) {
 					records = 1
 				}
 				body := payment(c.cart, 4990)
-				doomed := startAs(t, c.moment, d.flags()...)
-				if a, err := send(within(t), doomed.base, d.key("kill-matrix"), body); err == nil {
-					t.Fatalf("the server lives: %v", a)
-				}
-				await(t, doomed.exited, "the server's end")
-				if status := doomed.cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
-					t.Fatalf("the server ended by %v: %s", status, doomed.stderr.String())
-				}
+				dies(t, c.moment, d.key("kill-matrix"), body, d.flags()...)
 				d.holds(t, orders*records, records)
 
 				server := start(t, d.flags()...)
@@ -180,6 +173,121 @@ func TestKillMatrix(t *testing.T) {
 					t.Errorf("once more: %v", again)
 				}
 				d.holds(t, orders, 1)
+			})
+		})
+	}
+}
+
+// dies starts a server that kills itself at a moment of the payment, and sends it.
+func dies(t *testing.T, moment, key, body string, flags ...string) {
+	t.Helper()
+	doomed := startAs(t, moment, flags...)
+	if a, err := send(within(t), doomed.base, key, body); err == nil {
+		t.Fatalf("the server lives: %v", a)
+	}
+	await(t, doomed.exited, "the server's end")
+	if status := doomed.cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+		t.Fatalf("the server ended by %v: %s", status, doomed.stderr.String())
+	}
+}
+
+// leasedMoments are the seven of a payment that calls the provider. With the four of TestKillMatrix they are eleven.
+var leasedMoments = []struct {
+	name, moment string
+	records      int  // that the dead server leaves
+	authorised   bool // the provider has been called
+	kept         bool // the dead server leaves the outcome
+}{
+	{"X03 before the claim", beforeClaim, 0, false, false},
+	{"X04 after the claim", afterClaim, 1, false, false},
+	{"X04 after the call to the provider", afterCall, 1, true, false},
+	{"X04 after the fence lock", afterFence, 1, true, false},
+	{"X04 after the business write", afterWrite, 1, true, false},
+	{"X04 during a takeover", duringTakeover, 1, true, false},
+	{"X05 after COMMIT, before the answer", afterCommit, 1, true, true},
+}
+
+// BR-05(1), BR-47: the provider stands beside the server and survives it. Until the lease is over the key is in progress; then the
+// next attempt finds what the dead one has done: one order, one record, one authorisation.
+func TestKillMatrix_Leased_BR05_BR47(t *testing.T) {
+	t.Parallel()
+	for _, c := range leasedMoments {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			both(t, func(t *testing.T, d *database) {
+				f := provide(t, nil)
+				flags := append(d.flags(), "-provider", f.base)
+				key, body := d.key("kill-matrix"), payment("cart-1", 4990)
+				if c.moment == duringTakeover {
+					dies(t, afterCall, key, body, flags...)
+					d.expireLeases(t)
+				}
+				dies(t, c.moment, key, body, flags...)
+				orders, authorised := 0, 0
+				if c.kept {
+					orders = 1
+				}
+				if c.authorised {
+					authorised = 1
+				}
+				d.holds(t, orders, c.records)
+				f.keeps(t, authorised)
+
+				server := start(t, flags...)
+				retry := post(t, server.base, key, body)
+				if c.records > 0 && !c.kept {
+					if !retry.busy() {
+						t.Errorf("during the lease: %v", retry)
+					}
+					post(t, server.base, key, payment("cart-1", 5990)).is(t, http.StatusConflict, "IDEMPOTENCY_KEY_CONFLICT")
+					d.expireLeases(t)
+					retry = post(t, server.base, key, body)
+				}
+				if want := fmt.Sprint(c.kept); retry.replayed() != want {
+					t.Errorf("the retry is replayed: %s, want %s", retry.replayed(), want)
+				}
+				if auth := f.keeps(t, 1)[0]; retry.placed(t).AuthID != auth.ID {
+					t.Errorf("the order is %v, and the provider holds %+v", retry, auth)
+				}
+				d.settles(t, 1)
+				again := post(t, server.base, key, body)
+				if !bytes.Equal(anonymous(again), anonymous(retry)) || again.replayed() != "true" {
+					t.Errorf("once more: %v", again)
+				}
+				f.keeps(t, 1)
+				d.settles(t, 1)
+			})
+		})
+	}
+}
+
+// BR-47, the control: a handler that keeps the downstream key to itself. There is still one order, and where the dead server had called
+// the provider the customer pays twice. This is the limit that the documentation names.
+func TestKillMatrix_Leased_WithoutTheDownstreamKeyTheCustomerPaysTwice_BR47(t *testing.T) {
+	t.Parallel()
+	for _, c := range leasedMoments {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			both(t, func(t *testing.T, d *database) {
+				f := provide(t, nil)
+				flags := append(d.flags(), "-provider", f.base, "-forgetful")
+				key, body := d.key("kill-matrix"), payment("cart-1", 4990)
+				if c.moment == duringTakeover {
+					dies(t, afterCall, key, body, flags...)
+					d.expireLeases(t)
+				}
+				dies(t, c.moment, key, body, flags...)
+				d.expireLeases(t)
+				server := startAs(t, never, flags...)
+				post(t, server.base, key, body).placed(t)
+				d.settles(t, 1)
+				want := 1
+				if c.authorised && !c.kept {
+					want = 2
+				}
+				if n := len(f.all(t)); n != want {
+					t.Errorf("the provider holds %d authorisations, want %d", n, want)
+				}
 			})
 		})
 	}

@@ -3,6 +3,17 @@
 //
 //	go run ./examples/checkout                              # an SQLite file, made on the way
 //	go run ./examples/checkout -postgres postgres://…       # PostgreSQL
+//
+// By itself it makes the authorisation of a payment up, and the command is Atomic: all that it does is in one transaction. With a
+// payment provider, which it calls over HTTP, the command is Leased: the claim is committed first, the provider is called under a key that
+// is the same in every attempt, and the order is written in a transaction that a late attempt cannot commit.
+//
+//	go run ./examples/checkout -provider http://…                            # a provider that runs somewhere
+//	go run ./examples/checkout -provider embedded -provider-delay 3s         # one that the example brings, which takes its time
+//	go run ./examples/checkout -provider embedded -provider-delay 3s -no-keys
+//
+// Pay with a client that gives up after a second and tries again: the provider then holds one authorisation, and with -no-keys one for
+// each try. What it holds is shown at /provider/authorizations.
 package main
 
 import (
@@ -15,6 +26,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -36,52 +48,42 @@ func main() {
 const drainTime = 20 * time.Second
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	flags := flag.NewFlagSet("checkout", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	addr := flags.String("addr", "127.0.0.1:8080", "address to listen on")
-	sqlitePath := flags.String("sqlite", "", "SQLite file (default: checkout.db in a folder tekil-checkout under the user's cache directory)")
-	postgresURL := flags.String("postgres", "", "connection string of a PostgreSQL database to use instead of SQLite")
-	dropAnswers := flags.Bool("drop-answers", false, "for demonstrations: a request with the header X-Demo-Drop: 1 is done and gets no answer")
-	if err := flags.Parse(args); err != nil {
+	s, err := parse(args, stderr)
+	if err != nil {
 		return err
 	}
-	empty := ""
-	flags.Visit(func(f *flag.Flag) {
-		if f.Value.String() == "" {
-			empty = f.Name
-		}
-	})
-	switch {
-	case flags.NArg() > 0:
-		return fmt.Errorf("unexpected argument %q; all settings are flags, see -help", flags.Arg(0))
-	case empty != "": // with the default instead, payments would go where nobody looks for them
-		return fmt.Errorf("-%s is empty; is a variable of the shell not set?", empty)
-	case *sqlitePath != "" && *postgresURL != "":
-		return errors.New("-sqlite and -postgres exclude each other; choose one database")
-	}
-
-	var kept orders
-	var store idempotency.Store
-	var closeStore func()
-	var where string
-	var err error
-	if *postgresURL != "" {
-		if kept, store, closeStore, err = openPostgres(ctx, *postgresURL); err != nil {
-			return fmt.Errorf("%w\n%s", err, postgresHelp)
-		}
-		where = "PostgreSQL"
-	} else {
-		if *sqlitePath == "" {
-			if *sqlitePath, err = defaultSQLite(); err != nil {
-				return err
-			}
-		}
-		if kept, store, closeStore, err = openSQLite(ctx, *sqlitePath); err != nil {
-			return fmt.Errorf("%w\n%s", err, sqliteHelp)
-		}
-		where = *sqlitePath
+	kept, store, closeStore, where, err := s.open(ctx)
+	if err != nil {
+		return err
 	}
 	defer closeStore()
+	o := options{noKeys: s.noKeys, dropAnswers: s.dropAnswers}
+	providerKeeps := ""
+	drain := drainTime
+	if s.provider != "" {
+		drain = providerDrain
+		if o.providerURL = s.provider; s.provider == embeddedProvider {
+			if providerKeeps, err = s.providerFile(); err != nil {
+				return err
+			}
+			far, err := openEmbedded(ctx, providerKeeps, s.providerDelay, s.providerFailRate)
+			if err != nil {
+				return fmt.Errorf("-provider-db %s: %w\n%s", providerKeeps, err, providerFileHelp)
+			}
+			base, stop, err := far.serve()
+			if err != nil {
+				return fmt.Errorf("-provider embedded: %w", err)
+			}
+			defer stop()
+			o.providerURL = base
+		}
+		p := newProvider(o.providerURL, providerTimeout)
+		defer p.close()
+		o.provider = p
+		if _, err := p.list(ctx); err != nil { // it may come up later
+			fmt.Fprintf(stderr, "checkout: warning: -provider: %v; until it answers no payment is made\n", err)
+		}
+	}
 
 	cfg := zap.NewProductionConfig()
 	cfg.Sampling = nil // one line for each dispatch, not a sample of them
@@ -90,17 +92,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer logger.Sync() //nolint:errcheck // standard error cannot be synced everywhere, and nothing could be done about it
-	handler, err := newServer(kept, store, logger, *dropAnswers)
+	handler, err := newServer(kept, store, logger, o)
 	if err != nil {
 		return err
 	}
 
-	listener, err := net.Listen("tcp", *addr)
+	listener, err := net.Listen("tcp", s.addr)
 	if err != nil {
 		return fmt.Errorf("-addr: %w\nchoose another address, for example -addr 127.0.0.1:8081, or -addr 127.0.0.1:0 for any free port", err)
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
-	greet(stdout, "http://"+listener.Addr().String(), where)
+	greet(stdout, "http://"+listener.Addr().String(), where, o, providerKeeps)
 
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -110,27 +112,142 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case <-ctx.Done():
 	}
 	fmt.Fprintln(stdout, "checkout: draining")
-	drain, cancel := context.WithTimeout(context.Background(), drainTime)
+	ctx, cancel := context.WithTimeout(context.Background(), drain)
 	defer cancel()
-	return server.Shutdown(drain)
+	return server.Shutdown(ctx)
 }
 
 // What to do about a database that cannot be used.
 const (
 	postgresHelp = "name a PostgreSQL 14 or newer that is running and takes writes, and a database where this role may create tables, for example -postgres postgres://user:password@127.0.0.1:5432/checkout"
 	sqliteHelp   = "name a file, there already or not, in a folder where this user may write, for example -sqlite checkout.db"
+	providerHelp = "name where it is, for example -provider http://127.0.0.1:9090, or use the one that the example brings, -provider embedded"
+
+	providerFileHelp = "name a file for what the embedded provider holds, there already or not, in a folder where this user may write, for example -provider-db provider.db"
 )
 
-func greet(w io.Writer, base, where string) {
-	fmt.Fprintf(w, `checkout: listening on %[1]s
-checkout: orders and records are kept in %[2]s
+// embeddedProvider is the value of -provider for the one that the example brings.
+const embeddedProvider = "embedded"
 
-Look at    %[1]s/  and  %[1]s/api/v1/orders
+// settings are what the flags say.
+type settings struct {
+	addr, sqlite, postgres string
+	dropAnswers            bool
 
-Pay, twice with one key; the second answer is a replay of the first and there is one order:
-  curl -i %[1]s/api/v1/checkouts -H 'Content-Type: application/json' -H 'Idempotency-Key: my-first-payment' -d '{"cart_id":"cart-77","amount":4990,"currency":"TRY","email":"ada@example.com","draft_order_id":"draft-1"}'
-Forget the amount, correct it, and send it again with the same key; it runs:
-  curl -i %[1]s/api/v1/checkouts -H 'Content-Type: application/json' -H 'Idempotency-Key: my-second-payment' -d '{"cart_id":"cart-78","amount":0,"currency":"TRY","email":"ada@example.com","draft_order_id":"draft-2"}'
+	provider         string // "" for none, "embedded", or a URL
+	providerDB       string
+	providerDelay    time.Duration
+	providerFailRate float64
+	noKeys           bool
+}
 
-`, base, where)
+func parse(args []string, stderr io.Writer) (s settings, err error) {
+	flags := flag.NewFlagSet("checkout", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.StringVar(&s.addr, "addr", "127.0.0.1:8080", "address to listen on")
+	flags.StringVar(&s.sqlite, "sqlite", "", "SQLite file (default: checkout.db in a folder tekil-checkout under the user's cache directory)")
+	flags.StringVar(&s.postgres, "postgres", "", "connection string of a PostgreSQL database to use instead of SQLite")
+	flags.BoolVar(&s.dropAnswers, "drop-answers", false, "for demonstrations: a request with the header X-Demo-Drop: 1 is done and gets no answer")
+	flags.StringVar(&s.provider, "provider", "", "URL of a payment provider to call for each payment, or \"embedded\" for one that the example brings; without it none is called")
+	flags.StringVar(&s.providerDB, "provider-db", "", "SQLite file of the embedded provider (default: the file of -sqlite with -provider at its end; with -postgres provider.db beside where the default of -sqlite is)")
+	flags.DurationVar(&s.providerDelay, "provider-delay", 0, "how long the embedded provider sleeps between recording a payment and answering")
+	flags.Float64Var(&s.providerFailRate, "provider-fail-rate", 0, "share of requests, 0 to 1, that the embedded provider answers with an error: half of them before it has recorded the payment, half of them after")
+	flags.BoolVar(&s.noKeys, "no-keys", false, "for demonstrations: no key is read and none is sent to the provider, so every request is new")
+	if err := flags.Parse(args); err != nil {
+		return s, err
+	}
+	given := map[string]bool{}
+	empty := ""
+	flags.Visit(func(f *flag.Flag) {
+		given[f.Name] = true
+		if f.Value.String() == "" {
+			empty = f.Name
+		}
+	})
+	switch {
+	case flags.NArg() > 0:
+		return s, fmt.Errorf("unexpected argument %q; all settings are flags, see -help", flags.Arg(0))
+	case empty != "": // with the default instead, payments would go where nobody looks for them
+		return s, fmt.Errorf("-%s is empty; is a variable of the shell not set?", empty)
+	case s.sqlite != "" && s.postgres != "":
+		return s, errors.New("-sqlite and -postgres exclude each other; choose one database")
+	}
+	for _, name := range []string{"provider-db", "provider-delay", "provider-fail-rate"} {
+		if given[name] && s.provider != embeddedProvider {
+			return s, fmt.Errorf("-%s is about the provider that the example brings; add -provider embedded", name)
+		}
+	}
+	switch {
+	case s.noKeys && s.provider == "":
+		return s, errors.New("-no-keys shows what becomes of a payment provider without keys; add -provider embedded")
+	case s.providerDelay < 0:
+		return s, fmt.Errorf("-provider-delay is %v; it must not be negative", s.providerDelay)
+	case !(s.providerFailRate >= 0 && s.providerFailRate <= 1): // as NaN is neither
+		return s, fmt.Errorf("-provider-fail-rate is %v; it is a share, from 0 for never to 1 for always", s.providerFailRate)
+	}
+	if s.provider != "" && s.provider != embeddedProvider {
+		if s.provider, err = providerURL(s.provider); err != nil {
+			return s, fmt.Errorf("-provider: %w\n%s", err, providerHelp)
+		}
+	}
+	if s.sqlite == "" && s.postgres == "" {
+		s.sqlite, err = defaultFile("checkout.db", "-sqlite")
+	}
+	return s, err
+}
+
+// open opens the database. where names it for people.
+func (s settings) open(ctx context.Context) (kept orders, store idempotency.Store, closeStore func(), where string, err error) {
+	if s.postgres != "" {
+		if kept, store, closeStore, err = openPostgres(ctx, s.postgres); err != nil {
+			err = fmt.Errorf("%w\n%s", err, postgresHelp)
+		}
+		return kept, store, closeStore, "PostgreSQL", err
+	}
+	if kept, store, closeStore, err = openSQLite(ctx, s.sqlite); err != nil {
+		err = fmt.Errorf("%w\n%s", err, sqliteHelp)
+	}
+	return kept, store, closeStore, s.sqlite, err
+}
+
+// providerFile is where the embedded provider keeps what it holds: a file that outlives the program, as what a provider knows outlives
+// its callers.
+func (s settings) providerFile() (string, error) {
+	switch {
+	case s.providerDB != "":
+		return s.providerDB, nil
+	case s.sqlite != "":
+		return s.sqlite + "-provider", nil
+	}
+	return defaultFile("provider.db", "-provider-db")
+}
+
+// greet says where to look and what to try.
+func greet(w io.Writer, base, where string, o options, providerKeeps string) {
+	var s strings.Builder // written at once, for whoever reads the first line and goes
+	pay := func(title, options, key string, number, amount int) {
+		fmt.Fprintf(&s, `%s:
+  curl -i%s %s/api/v1/checkouts -H 'Content-Type: application/json' -H 'Idempotency-Key: %s' -d '{"cart_id":"cart-%d","amount":%d,"currency":"TRY","email":"ada@example.com","draft_order_id":"draft-%d"}'
+`, title, options, base, key, 76+number, amount, number)
+	}
+	fmt.Fprintf(&s, "checkout: listening on %s\ncheckout: orders and records are kept in %s\n", base, where)
+	held := ""
+	if o.provider != nil {
+		fmt.Fprintf(&s, "checkout: payments are authorised by the provider at %s\n", o.providerURL)
+		held = "  and  " + base + "/provider/authorizations"
+	}
+	if providerKeeps != "" {
+		fmt.Fprintf(&s, "checkout: the provider keeps what it holds in %s\n", providerKeeps)
+	}
+	fmt.Fprintf(&s, "\nLook at    %[1]s/  and  %[1]s/api/v1/orders%[2]s\n\n", base, held)
+	if !o.noKeys {
+		pay("Pay, twice with one key; the second answer is a replay of the first and there is one order", "", "my-first-payment", 1, 4990)
+		pay("Forget the amount, correct it, and send it again with the same key; it runs", "", "my-second-payment", 2, 0)
+	}
+	if o.provider != nil {
+		pay("Pay with a client that gives up after a second, a few times, and see what the provider holds. With -provider-delay 3s its answer comes too\n"+
+			"late for such a client; there is one authorisation all the same, and with -no-keys one for each try", " -m 1", "my-third-payment", 3, 4990)
+		fmt.Fprintf(&s, "  curl %s/provider/authorizations\n", base)
+	}
+	fmt.Fprintln(w, s.String())
 }

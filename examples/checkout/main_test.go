@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -178,6 +180,35 @@ func (d *database) holds(t *testing.T, orders, records int) {
 	if n := d.count(t, `SELECT count(*) FROM idempotency_records`); n != records {
 		t.Errorf("there are %d records, want %d", n, records)
 	}
+}
+
+// settles demands that there are so many orders, each with its authorisation and its record, and that no record is left open.
+func (d *database) settles(t *testing.T, orders int) {
+	t.Helper()
+	d.holds(t, orders, orders)
+	if n := d.count(t, `SELECT count(*) FROM idempotency_records WHERE state = 'completed'`); n != orders {
+		t.Errorf("there are %d completed records, want %d", n, orders)
+	}
+}
+
+// expireLeases moves the end of all leases into the past, as time would.
+func (d *database) expireLeases(t *testing.T) {
+	t.Helper()
+	past := `clock_timestamp() - interval '1 second'`
+	if d.postgres == nil {
+		past = `1`
+	}
+	d.exec(t, `UPDATE idempotency_records SET lease_until = `+past+` WHERE state = 'in_progress'`)
+}
+
+// expireRecords does so with their retention.
+func (d *database) expireRecords(t *testing.T) {
+	t.Helper()
+	past := `clock_timestamp() - interval '1 second'`
+	if d.postgres == nil {
+		past = `1`
+	}
+	d.exec(t, `UPDATE idempotency_records SET expires_at = `+past)
 }
 
 // ordersOf counts the orders of a cart, or of all carts whose ids begin so, where a % says that.
@@ -386,9 +417,15 @@ func serve(t *testing.T, d *database, then func(ctx context.Context, run int64) 
 // serveOn is serve on a database that is open.
 func serveOn(t *testing.T, kept orders, store idempotency.Store, then func(ctx context.Context, run int64) error) *site {
 	t.Helper()
+	return serveWith(t, kept, store, options{}, then)
+}
+
+// serveWith is serveOn with options.
+func serveWith(t *testing.T, kept orders, store idempotency.Store, o options, then func(ctx context.Context, run int64) error) *site {
+	t.Helper()
 	s := &site{spy: &spy{orders: kept, then: then}, log: new(buffer)}
 	var err error
-	if s.Handler, err = newServer(s.spy, store, s.logger(), false); err != nil {
+	if s.Handler, err = newServer(s.spy, store, s.logger(), o); err != nil {
 		t.Fatal(err)
 	}
 	s.base = listen(t, s.Handler)
@@ -403,10 +440,23 @@ func (s *site) logger() *zap.Logger {
 func listen(t *testing.T, h http.Handler) string {
 	t.Helper()
 	server := httptest.NewUnstartedServer(h)
-	server.Config.ErrorLog = zap.NewStdLog(zap.NewNop())
+	server.Config.ErrorLog = quiet()
 	server.Start()
 	t.Cleanup(server.Close)
 	return server.URL
+}
+
+func quiet() *log.Logger { return zap.NewStdLog(zap.NewNop()) }
+
+// freeAddress is one where nobody listens.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }
 
 // payment is the body of a request.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
@@ -56,12 +57,21 @@ func openPostgres(ctx context.Context, url string) (orders, idempotency.Store, f
 	return postgres{pool}, pgstore.New(pool), pool.Close, nil
 }
 
+func (p postgres) inTx(ctx context.Context, fn func(ctx context.Context) error) error {
+	return pgstore.InTx(ctx, p.pool, fn)
+}
+
 func (p postgres) insert(ctx context.Context, o Order, email string) error {
 	b := &pgx.Batch{}
 	b.Queue(`INSERT INTO orders (order_id, cart_id, amount, currency, status, email, draft_order_id, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
 		o.OrderID, o.CartID, o.Amount, o.Currency, o.Status, email, o.DraftOrderID, o.CreatedAt)
-	b.Queue(`INSERT INTO authorizations (auth_id, order_id, amount, currency, created_at) VALUES ($1, $2, $3, $4, $5)`,
-		o.AuthID, o.OrderID, o.Amount, o.Currency, o.CreatedAt)
+	b.Queue(`INSERT INTO authorizations (auth_id, order_id, amount, currency, created_at) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (auth_id) DO NOTHING`,
+		o.AuthID, o.OrderID, o.Amount, o.Currency, o.CreatedAt).Exec(func(done pgconn.CommandTag) error {
+		if done.RowsAffected() == 0 {
+			return errOtherPayment
+		}
+		return nil
+	})
 	return pgstore.DB(ctx, p.pool).SendBatch(ctx, b).Close()
 }
 

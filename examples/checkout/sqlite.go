@@ -27,13 +27,24 @@ CREATE TABLE IF NOT EXISTS authorizations (
 // sqlite keeps orders in an SQLite file.
 type sqlite struct{ db *sql.DB }
 
-// defaultSQLite is a file in a folder of this program's under the user's cache directory.
-func defaultSQLite() (string, error) {
+// defaultFile is a file in a folder of this program's under the user's cache directory. flag is what names another one.
+func defaultFile(name, flag string) (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("there is no cache directory for the default database (%w); name a file with -sqlite PATH", err)
+		return "", fmt.Errorf("there is no cache directory for the default database (%w); name a file with %s PATH", err, flag)
 	}
-	return filepath.Join(dir, "tekil-checkout", "checkout.db"), nil
+	return filepath.Join(dir, "tekil-checkout", name), nil
+}
+
+// openFile opens or makes an SQLite file.
+func openFile(path string) (*sql.DB, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	dsn := url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: url.Values{
+		"_pragma": {"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"},
+	}.Encode()}
+	return sql.Open("sqlite", dsn.String())
 }
 
 // openSQLite opens or makes the file and its tables and gives the store of records in the same file.
@@ -41,13 +52,7 @@ func openSQLite(ctx context.Context, path string) (orders, idempotency.Store, fu
 	fail := func(err error) (orders, idempotency.Store, func(), error) {
 		return nil, nil, nil, fmt.Errorf("-sqlite %s: %w", path, err)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fail(err)
-	}
-	dsn := url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: url.Values{
-		"_pragma": {"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"},
-	}.Encode()}
-	db, err := sql.Open("sqlite", dsn.String())
+	db, err := openFile(path)
 	if err != nil {
 		return fail(err)
 	}
@@ -66,15 +71,25 @@ func openSQLite(ctx context.Context, path string) (orders, idempotency.Store, fu
 	return sqlite{db}, sqlitestore.New(db), func() { db.Close() }, nil
 }
 
+func (s sqlite) inTx(ctx context.Context, fn func(ctx context.Context) error) error {
+	return sqlitestore.InTx(ctx, s.db, fn)
+}
+
 func (s sqlite) insert(ctx context.Context, o Order, email string) error {
 	db := sqlitestore.DB(ctx, s.db)
 	if _, err := db.ExecContext(ctx, `INSERT INTO orders (order_id, cart_id, amount, currency, status, email, draft_order_id, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
 		o.OrderID, o.CartID, o.Amount, o.Currency, o.Status, email, o.DraftOrderID, o.CreatedAt.UnixMilli()); err != nil {
 		return err
 	}
-	_, err := db.ExecContext(ctx, `INSERT INTO authorizations (auth_id, order_id, amount, currency, created_at) VALUES (?, ?, ?, ?, ?)`,
+	done, err := db.ExecContext(ctx, `INSERT INTO authorizations (auth_id, order_id, amount, currency, created_at) VALUES (?, ?, ?, ?, ?) ON CONFLICT (auth_id) DO NOTHING`,
 		o.AuthID, o.OrderID, o.Amount, o.Currency, o.CreatedAt.UnixMilli())
-	return err
+	if err != nil {
+		return err
+	}
+	if rows, err := done.RowsAffected(); err != nil || rows > 0 {
+		return err
+	}
+	return errOtherPayment
 }
 
 const sqliteOrder = `SELECT o.order_id, o.cart_id, o.amount, o.currency, a.auth_id, o.status, o.draft_order_id, o.created_at
