@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// The README's code is two blocks: declarations, and statements that use them. They are put into one program and compiled.
+// The README's code is twice two blocks: declarations, and statements that use them. They are put into one program and compiled,
+// with what the second pair takes for granted.
 func TestTheCodeInTheReadmeCompiles(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../README.md")
@@ -21,8 +22,8 @@ func TestTheCodeInTheReadmeCompiles(t *testing.T) {
 		code, _, _ := strings.Cut(part, "```")
 		blocks = append(blocks, code)
 	}
-	if len(blocks) != 2 {
-		t.Fatalf("the README has %d Go blocks, want the declarations and the statements", len(blocks))
+	if len(blocks) != 4 {
+		t.Fatalf("the README has %d Go blocks, want twice the declarations and the statements", len(blocks))
 	}
 	program := `package main
 
@@ -38,11 +39,21 @@ import (
 	"github.com/tekil-go/tekil/registry"
 )
 
-` + blocks[0] + `
+` + blocks[0] + blocks[2] + `
+type Pay struct{ Amount int64 }
+
+func (Pay) CommandName() bus.Name[Paid] { return "payments.pay" }
+
+type Paid struct{ AuthID string }
+
+var provider interface {
+	Authorize(ctx context.Context, key string, amount int64) (authID string, err error)
+}
+
 func main() {}
 
 func use(ctx context.Context, logger *zap.Logger, pool *pgxpool.Pool) (any, error) {
-` + strings.Replace(blocks[1], "b, err := reg.Build()", "b, err := reg.Build()\n\tif err != nil {\n\t\treturn nil, err\n\t}\n", 1) + `
+` + strings.Replace(blocks[1], "b, err := reg.Build()", "b, err := reg.Build()\n\tif err != nil {\n\t\treturn nil, err\n\t}\n", 1) + blocks[3] + `
 	return placed, err
 }
 
