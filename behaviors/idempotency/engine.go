@@ -160,7 +160,11 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 				if errors.Is(again.cause, ErrCommitUnknown) { // by now it is known: it did not happen
 					return d.unavailable(ctx, again.cause, requestctx.StateFreed)
 				}
-				d.report(requestctx.StateFreed, "")
+				state := requestctx.StateFreed
+				if d.policy.Mode == Leased && d.ran { // its claim stands
+					state = requestctx.StateUnknown
+				}
+				d.report(state, "")
 				return answer{}, &RetriesError{Command: d.name, Tries: d.tries, Err: again.cause}
 			}
 			sleep(ctx, never, time.Duration(rand.Int64N(int64(d.tries)*int64(10*time.Millisecond))))
@@ -387,7 +391,7 @@ func (d *dispatch) recorded(done Completion) (answer, error) {
 
 // answerOf gives the outcome that a completed record holds.
 func (d *dispatch) answerOf(rec *Record) (answer, error) {
-	if rec.ResultType == omittedType {
+	if rec.ResultType == omittedType || rec.ResultType == tombstoneType { // the second only when it was erased before its own attempt has read it
 		return answer{}, &ResultUnavailableError{Command: d.name, ExternalRef: rec.ExternalRef, Err: d.unencodable}
 	}
 	return answer{kind: rec.Outcome, result: rec.Result}, nil

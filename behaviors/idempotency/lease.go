@@ -107,7 +107,7 @@ func (d *dispatch) work(ctx context.Context, lease Lease, run *active, w work) (
 	defer stop()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	pulse := startPulse(lease, d.claim.Lease/3, func() {
+	pulse := startPulse(context.WithoutCancel(ctx), lease, d.claim.Lease/3, func() {
 		cancel(ErrLeaseLost)
 		d.flights.leave(d.claim.ID, d.flight, nil) // it stands in nobody's way any more
 	})
@@ -257,7 +257,12 @@ func (d *dispatch) lost(ctx context.Context) (answer, error) {
 
 func (d *dispatch) lostTo(ctx context.Context, rec *Record) (answer, error) {
 	a, err, decided := d.read(rec)
+	var conflict *ConflictError
 	switch {
+	case d.doubt && (!decided || errors.As(err, &conflict)):
+		// The record has gone, or has another life: what it said of this attempt, which may have been its success, nobody knows.
+		d.report(requestctx.StateUnknown, "")
+		return answer{}, &OutcomeUnknownError{Command: d.name, Err: ErrCommitUnknown}
 	case decided && err == errBusy:
 		return d.inProgress(ctx)
 	case decided:
@@ -365,6 +370,7 @@ func (d *dispatch) rollbackLease(ctx context.Context, lease Lease) {
 
 // pulse renews a lease until it is stopped. It has a timer and no goroutine: most handlers end before the first beat.
 type pulse struct {
+	ctx   context.Context // carries what the request's does, such as whose schema is meant
 	lease Lease
 	every time.Duration
 	lost  func()
@@ -376,8 +382,8 @@ type pulse struct {
 	beating sync.WaitGroup
 }
 
-func startPulse(lease Lease, every time.Duration, lost func()) *pulse {
-	p := &pulse{lease: lease, every: max(every, time.Millisecond), lost: lost}
+func startPulse(ctx context.Context, lease Lease, every time.Duration, lost func()) *pulse {
+	p := &pulse{ctx: ctx, lease: lease, every: max(every, time.Millisecond), lost: lost}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.timer = time.AfterFunc(p.every, p.beat)
@@ -392,7 +398,7 @@ func (p *pulse) beat() {
 		p.mu.Unlock()
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(p.every, briefTime))
+	ctx, cancel := context.WithTimeout(p.ctx, min(p.every, briefTime))
 	p.cancel = cancel
 	p.beating.Add(1)
 	p.mu.Unlock()

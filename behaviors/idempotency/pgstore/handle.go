@@ -30,7 +30,7 @@ var (
 	// ErrEndedByText is returned by a handle through which COMMIT, ROLLBACK or BEGIN was sent as text. The command fails.
 	ErrEndedByText = errors.New("pgstore: a COMMIT, ROLLBACK or BEGIN was sent as text through the command's transaction, which belongs to the bus")
 	// ErrNoTransaction is returned by [Tx] where no transaction is open.
-	ErrNoTransaction = errors.New("pgstore: there is no transaction here: the context is neither that of an Atomic command's handler nor that of a function given to InTx")
+	ErrNoTransaction = errors.New("pgstore: there is no transaction here: the context is neither an Atomic handler's nor that of a function given to InTx")
 )
 
 // errInUse is what a second goroutine gets.

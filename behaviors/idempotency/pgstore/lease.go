@@ -29,8 +29,8 @@ func (s *Store) leaseSQL() {
 	)
 	s.claimSQL, s.takeSQL = make(map[bool]string), make(map[bool]string)
 	for relaxed, patience := range map[bool]string{false: s.patience(), true: s.patience(`set_config('synchronous_commit', 'off', true)`)} {
-		s.claimSQL[relaxed] = `INSERT INTO ` + table + ` (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts, fence,
-  lease_until, origin_request_id, created_at, expires_at)
+		s.claimSQL[relaxed] = `INSERT INTO ` + table + ` (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry,
+  attempt, attempts, fence, lease_until, origin_request_id, created_at, expires_at)
  SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::smallint, 'in_progress', $8::text, $9::uuid, 1, ` + fence + `,
   clock_timestamp() + $10::interval, $11::text, clock_timestamp(), clock_timestamp() + $12::interval
  FROM ` + patience + `
@@ -44,14 +44,16 @@ func (s *Store) leaseSQL() {
  WHERE ` + scope + ` AND r.attempt <> $9::uuid
   AND (r.attempts <= $13::integer AND r.request_hash IN ($6::bytea, $14::bytea)
     AND (r.state = 'failed' OR r.state = 'in_progress' AND ` + dead + ` AND NOT $15::boolean)
-   OR ` + over + ` AND r.after_expiry = 'reuse' AND r.result_type IS DISTINCT FROM 'tombstone' AND (r.state <> 'in_progress' OR ` + dead + `))
+   OR ` + over + ` AND r.after_expiry = 'reuse' AND r.result_type IS DISTINCT FROM 'tombstone'
+    AND (r.state <> 'in_progress' OR ` + dead + `))
  FOR NO KEY UPDATE OF r),
 was AS (SELECT r.id, r.state, ` + over + ` AS over FROM held AS r)
 UPDATE ` + table + ` AS r SET request_hash = $6, hash_version = $7::smallint, state = 'in_progress', after_expiry = $8::text, attempt = $9,
   attempts = CASE WHEN was.over THEN 1 ELSE r.attempts + 1 END, fence = greatest(` + fence + `, r.fence + 1),
   lease_until = clock_timestamp() + $10::interval, outcome = NULL, result = NULL, result_type = NULL, origin_request_id = $11::text,
   external_ref = CASE WHEN was.over THEN NULL ELSE r.external_ref END,
-  created_at = CASE WHEN was.over THEN clock_timestamp() ELSE r.created_at END, completed_at = NULL, expires_at = clock_timestamp() + $12::interval
+  created_at = CASE WHEN was.over THEN clock_timestamp() ELSE r.created_at END, completed_at = NULL,
+  expires_at = clock_timestamp() + $12::interval
  FROM was WHERE r.id = was.id
  RETURNING r.fence, r.attempts, was.state = 'in_progress', was.over`
 	}
@@ -63,12 +65,13 @@ SELECT now(), set_config('lock_timeout', before, true) FROM held`
 	s.renewSQL = `UPDATE ` + table + ` AS r SET lease_until = greatest(r.lease_until, clock_timestamp() + $7::interval)
  FROM ` + s.patience() + ` WHERE ` + mine
 	// No row raises a division by zero, and another transaction than the one that was begun raises a text that is no number, so
-	// that the COMMIT behind it is not executed.
-	s.finishSQL = `WITH done AS (UPDATE ` + table + ` AS r SET state = 'completed', outcome = $7::smallint, result = $8::bytea, result_type = $9::text,
-  external_ref = coalesce(nullif($10::text, ''), r.external_ref), completed_at = clock_timestamp()
+	// that the COMMIT behind it is not executed. A row that a trigger has left as it was is no row.
+	s.finishSQL = `WITH done AS (UPDATE ` + table + ` AS r SET state = 'completed', outcome = $7::smallint, result = $8::bytea,
+  result_type = $9::text, external_ref = coalesce(nullif($10::text, ''), r.external_ref), completed_at = clock_timestamp()
  FROM ` + s.patience() + ` WHERE ` + mine + `
- RETURNING 1)
-SELECT CASE WHEN $11::timestamptz IS NULL OR now() = $11 THEN 1 / count(*) ELSE ('another transaction, begun at ' || now()::text)::bigint END FROM done`
+ RETURNING nullif(r.state, 'in_progress') AS state)
+SELECT CASE WHEN $11::timestamptz IS NULL OR now() = $11 THEN 1 / count(state)
+ ELSE ('another transaction, begun at ' || now()::text)::bigint END FROM done`
 	s.burnSQL = `UPDATE ` + table + ` AS r SET state = 'failed', attempt = $7::uuid, lease_until = clock_timestamp()
  FROM ` + s.patience() + ` WHERE ` + mine
 }
@@ -122,7 +125,7 @@ func (cl *claiming) claim(ctx context.Context) (g idempotency.Grant, met *idempo
 		b.Queue(takeSQL, append(args, c.MaxAttempts, prior(c), c.NoTakeover)...)
 		b.Queue(cl.store.leasedLookSQL, scopeArgs(c, 0)...)
 		b.Queue(`COMMIT`)
-		g, met, err = cl.read(ctx, b, fresh)
+		g, met, err = cl.second(ctx, b, fresh)
 		if err != nil || met != nil || g.Attempt > 0 {
 			return g, met, err
 		}
@@ -131,8 +134,8 @@ func (cl *claiming) claim(ctx context.Context) (g idempotency.Grant, met *idempo
 	return g, nil, fmt.Errorf("%w: its record was removed over and over", idempotency.ErrBusy)
 }
 
-// read sends a batch of the claim's second turn and reads what came of it: a grant, a record in the way, or neither.
-func (cl *claiming) read(ctx context.Context, b *pgx.Batch, fresh bool) (g idempotency.Grant, met *idempotency.Record, err error) {
+// second sends a batch of the claim's second turn and reads what came of it: a grant, a record in the way, or neither.
+func (cl *claiming) second(ctx context.Context, b *pgx.Batch, fresh bool) (g idempotency.Grant, met *idempotency.Record, err error) {
 	br := cl.conn.SendBatch(ctx, b)
 	committing := false
 	err = func() error {
@@ -180,19 +183,25 @@ type lease struct {
 	around holder
 
 	mu      sync.Mutex
-	tx      *loan // the business transaction while it is open
-	moving  bool  // it is being opened or rolled back
-	running int   // functions given to InTx that have not returned
-	kept    bool  // such a function has returned nil, so its work is believed to be in tx
-	undone  bool  // work that was believed to be kept has been rolled back
-	broken  bool  // the handler has ended a business transaction itself
-	ended   bool  // the handler's part is over
-	closed  bool  // no outcome can be written any more
-	lost    bool  // the record is not this attempt's any more
+	tx      *business // nil while none is open
+	moving  bool      // it is being opened or rolled back
+	running int       // functions given to InTx that have not returned
+	undone  bool      // work that was believed to be kept has been rolled back
+	broken  bool      // the handler has ended a business transaction itself
+	ended   bool      // the handler's part is over
+	closed  bool      // no outcome can be written any more
+	lost    bool      // the record is not this attempt's any more
 
 	beat     context.Context // the renewals that are under way; nil while there are none
 	hush     context.CancelFunc
 	renewals sync.WaitGroup
+}
+
+// business is a business transaction. What is not the loan's is guarded by the lease's mu.
+type business struct {
+	loan
+	running int  // functions given to InTx that are running in it
+	kept    bool // one has returned nil, so its work is believed to be there
 }
 
 var errEnded = errors.New("pgstore: the attempt has ended")
@@ -285,7 +294,24 @@ func (l *lease) still() {
 }
 
 func (l *lease) within(ctx context.Context, fn func(ctx context.Context) error) error {
-	tx, outermost, err := l.enter(ctx)
+	return l.run(ctx, nil, fn)
+}
+
+// inside is what the context of a function given to InTx holds: that transaction, and never a later one.
+type inside struct {
+	*lease
+	tx *business
+}
+
+func (i inside) handle() (*handle, error) { return &i.tx.given, nil }
+
+func (i inside) within(ctx context.Context, fn func(ctx context.Context) error) error {
+	return i.run(ctx, i.tx, fn)
+}
+
+// run runs fn in the business transaction, which must be the given one unless that is nil.
+func (l *lease) run(ctx context.Context, in *business, fn func(ctx context.Context) error) error {
+	tx, outermost, err := l.enter(ctx, in)
 	if err != nil {
 		return err
 	}
@@ -295,7 +321,7 @@ func (l *lease) within(ctx context.Context, fn func(ctx context.Context) error) 
 			_ = l.leave(ctx, tx, outermost, false)
 		}
 	}()
-	err = fn(ctx)
+	err = fn(context.WithValue(ctx, holderKey{}, inside{l, tx}))
 	returned = true
 	if leaving := l.leave(ctx, tx, outermost, err == nil); err == nil {
 		err = leaving
@@ -304,11 +330,11 @@ func (l *lease) within(ctx context.Context, fn func(ctx context.Context) error) 
 }
 
 // enter gives the business transaction, which it opens where there is none, and says whether no function is running in it.
-func (l *lease) enter(ctx context.Context) (tx *loan, outermost bool, err error) {
+func (l *lease) enter(ctx context.Context, in *business) (tx *business, outermost bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.ended:
+	case l.ended, in != nil && in != l.tx:
 		return nil, false, ErrRevoked
 	case l.broken:
 		return nil, false, idempotency.ErrTransactionEnded
@@ -326,13 +352,16 @@ func (l *lease) enter(ctx context.Context) (tx *loan, outermost bool, err error)
 			return nil, false, err
 		}
 		if l.ended { // the handler has returned meanwhile
+			l.mu.Unlock()
 			tx.undo(ctx)
+			l.mu.Lock()
 			return nil, false, ErrRevoked
 		}
 		l.tx = tx
 	}
 	l.running++
-	return l.tx, l.running == 1, nil
+	l.tx.running++
+	return l.tx, l.tx.running == 1, nil
 }
 
 // openTries bounds how often the business transaction is begun because its level does not let it lock a record that has just
@@ -340,13 +369,13 @@ func (l *lease) enter(ctx context.Context) (tx *loan, outermost bool, err error)
 const openTries = 3
 
 // open begins the business transaction and locks the record in it, in one turn.
-func (l *lease) open(ctx context.Context) (*loan, error) {
+func (l *lease) open(ctx context.Context) (*business, error) {
 	conn, err := l.store.pool.Acquire(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("pgstore: no connection: %w", err)
 	}
 	for try := 1; ; try++ {
-		tx := &loan{conn: conn}
+		tx := &business{loan: loan{conn: conn}}
 		b := &pgx.Batch{}
 		b.BeginTx(pgx.TxOptions{IsoLevel: level(l.claim.Isolation)})
 		b.Queue(l.store.lockSQL, l.args()...)
@@ -385,12 +414,13 @@ func lockVerdict(err error) error {
 
 // leave ends the part of a function that was given to InTx. It gives an error where the function succeeded and the transaction
 // can all the same not go on.
-func (l *lease) leave(ctx context.Context, tx *loan, outermost, ok bool) error {
+func (l *lease) leave(ctx context.Context, tx *business, outermost, ok bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.running--
+	tx.running--
 	switch {
-	case l.tx != tx: // the handler has returned meanwhile
+	case l.tx != tx: // it was ended meanwhile
 		return ErrRevoked
 	case !ok:
 		tx.g.spoiled.Store(true)
@@ -399,11 +429,11 @@ func (l *lease) leave(ctx context.Context, tx *loan, outermost, ok bool) error {
 	case !outermost:
 		return nil
 	case !tx.g.spoiled.Load():
-		l.kept, l.undone = true, false
+		tx.kept, l.undone = true, false
 		return nil
 	}
-	l.undone = l.undone || l.kept
-	l.tx, l.kept, l.moving = nil, false, true
+	l.undone = l.undone || tx.kept
+	l.tx, l.moving = nil, true
 	l.broken = tx.takeBack() && tx.ended()
 	l.mu.Unlock()
 	tx.undo(ctx)
@@ -414,7 +444,7 @@ func (l *lease) leave(ctx context.Context, tx *loan, outermost, ok bool) error {
 
 // end closes the lease to the handler and takes the business transaction out of it, if one is open. It reports whether a function
 // that was given to InTx is still running.
-func (l *lease) end() (tx *loan, running bool) {
+func (l *lease) end() (tx *business, running bool) {
 	l.mu.Lock()
 	l.ended = true
 	l.still()
@@ -496,14 +526,14 @@ func (l *lease) Refuse(ctx context.Context, done idempotency.Completion) error {
 }
 
 // rollback rolls back what can be rolled back in time: a lost connection must not use up the time for what comes after it.
-func (l *lease) rollback(ctx context.Context, tx *loan) error {
+func (l *lease) rollback(ctx context.Context, tx *business) error {
 	ctx, cancel := context.WithTimeout(ctx, l.store.cfg.LockTimeout)
 	defer cancel()
 	return tx.rollback(ctx)
 }
 
 // finish writes the outcome alone, on the connection of tx or, where that is nil, on a fresh one.
-func (l *lease) finish(ctx context.Context, tx *loan, done idempotency.Completion) error {
+func (l *lease) finish(ctx context.Context, tx *business, done idempotency.Completion) error {
 	args := l.finishArgs(done, nil)
 	var err error
 	if tx != nil {

@@ -291,6 +291,60 @@ func TestBR14_AGoroutineThatIsStillWritingWhenALeasedHandlerReturnsUndoesTheComm
 	}
 }
 
+// A function that was left behind in a transaction that was rolled back does not count for the next one.
+func TestAFunctionLeftBehindInARolledBackTransactionDoesNotKeepTheNextOne_BR14(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	migrated(t, pool)
+	c := lent("left-in-the-first")
+	l := lease(t, pgstore.New(pool), c)
+	ctx := l.Context(t.Context())
+	inside, goOn, left := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	failed := errors.New("after all")
+	fail := func(note string) error {
+		return pgstore.InTx(ctx, pool, func(ctx context.Context) error {
+			if err := inserting(pool, note)(ctx); err != nil {
+				return err
+			}
+			if note == "first" {
+				go func() {
+					left <- pgstore.InTx(ctx, pool, func(ctx context.Context) error {
+						close(inside)
+						<-goOn
+						if err := pgstore.InTx(ctx, pool, inserting(pool, "left behind")); !errors.Is(err, pgstore.ErrRevoked) {
+							t.Errorf("InTx in a transaction that was rolled back says %v", err)
+						}
+						return inserting(pool, "left behind")(ctx)
+					})
+				}()
+				<-inside
+			}
+			return failed
+		})
+	}
+	for _, note := range []string{"first", "second"} {
+		if err := fail(note); !errors.Is(err, failed) || l.Open() {
+			t.Errorf("the %s InTx gives %v, the transaction is open %t", note, err, l.Open())
+		}
+	}
+	if err := pgstore.InTx(ctx, pool, inserting(pool, "third")); err != nil {
+		t.Fatal(err)
+	}
+	if err := fail("fourth"); !errors.Is(err, failed) {
+		t.Fatal(err)
+	}
+	close(goOn)
+	if err := <-left; !errors.Is(err, pgstore.ErrRevoked) {
+		t.Errorf("the function that was left behind says %v", err)
+	}
+	if err := l.Complete(t.Context(), sold); !errors.Is(err, idempotency.ErrTransactionAborted) {
+		t.Errorf("Complete of a success whose rows are gone says %v", err)
+	}
+	if n := count(t, pool, "notes"); n != 0 {
+		t.Errorf("%d rows, one of them written beside every transaction", n)
+	}
+}
+
 // The race detector is what this test is for: everything that may be called from everywhere, at once.
 func TestALeaseIsSafeForItsHeartbeatItsHandlerAndWhoWasLeftBehind_BR14(t *testing.T) {
 	t.Parallel()

@@ -27,20 +27,23 @@ func (s *Store) supportSQL() {
  FROM ` + patience + ` WHERE r.id = $1::uuid AND r.attempt = $2::uuid AND r.state IN ('in_progress', 'failed')`
 	// A record whose command keeps tombstones has an empty result until it is buried, and NULL from then on: so the purge knows that
 	// an erased one has still to be kept beyond its expiry.
-	s.eraseSQL = `UPDATE ` + table + ` AS r SET result = CASE WHEN r.after_expiry = 'tombstone' AND r.result IS NOT NULL THEN ''::bytea END, external_ref = NULL,
+	s.eraseSQL = `UPDATE ` + table + ` AS r SET external_ref = NULL,
+  result = CASE WHEN r.after_expiry = 'tombstone' AND r.result IS NOT NULL THEN ''::bytea END,
   result_type = CASE WHEN r.state = 'completed' THEN '` + tombstone + `' ELSE r.result_type END
  FROM ` + patience + ` WHERE r.id = $1::uuid AND r.attempt = $2::uuid AND r.state IN ('completed', 'failed')`
 	// One scan of the oldest finds both what is removed and what is buried: a scan for tombstones alone would read all of a backlog that
 	// holds none, batch after batch. The time is that of the transaction's start, because the server uses an index only for a
 	// time that stands still; nothing is waited for here, so it is the time of the statement. What was found is locked, so its place in
 	// the table is good, and the way to it is short.
-	const found = ` WHERE ctid = ANY (ARRAY(SELECT at FROM due WHERE `
+	const place = ` WHERE ctid = ANY (ARRAY(SELECT at FROM due WHERE `
 	s.purgeSQL = `WITH due AS (
- SELECT ctid AS at, after_expiry = 'tombstone' AND (result_type IS DISTINCT FROM '` + tombstone + `' OR result IS NOT NULL) AS stone FROM ` + table + `
- WHERE expires_at <= now() - $1::interval AND (after_expiry = 'reuse' AND (state <> 'in_progress' OR lease_until <= now() - $1::interval) OR state = 'completed')
+ SELECT ctid AS at, after_expiry = 'tombstone' AND (result_type IS DISTINCT FROM '` + tombstone + `' OR result IS NOT NULL) AS stone
+ FROM ` + table + ` WHERE expires_at <= now() - $1::interval
+  AND (after_expiry = 'reuse' AND (state <> 'in_progress' OR lease_until <= now() - $1::interval) OR state = 'completed')
  ORDER BY expires_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED),
-buried AS (UPDATE ` + table + ` SET result = NULL, result_type = '` + tombstone + `', external_ref = NULL, expires_at = expires_at + $3::interval` + found + `stone)) RETURNING 1),
-removed AS (DELETE FROM ` + table + found + `NOT stone)) RETURNING 1)
+buried AS (UPDATE ` + table + ` SET result = NULL, result_type = '` + tombstone + `', external_ref = NULL,
+  expires_at = expires_at + $3::interval` + place + `stone)) RETURNING 1),
+removed AS (DELETE FROM ` + table + place + `NOT stone)) RETURNING 1)
 SELECT (SELECT count(*) FROM removed), (SELECT count(*) FROM buried)`
 }
 

@@ -15,16 +15,16 @@ import (
 const (
 	leaseColumns = `, attempts, coalesce(fence, 0), lease_until`
 
-	leasedReadSQL = recordColumns + leaseColumns + ` FROM idempotency_records WHERE id = ?`
+	leasedReadSQL = recordColumns + leaseColumns + ` FROM main.idempotency_records WHERE id = ?`
 
-	fenceSQL = `UPDATE idempotency_sequence SET value = max(value, ?) + 1 WHERE id = 1 RETURNING value`
+	fenceSQL = `UPDATE main.idempotency_sequence SET value = max(value, ?) + 1 WHERE id = 1 RETURNING value`
 
-	claimSQL = `INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
+	claimSQL = `INSERT INTO main.idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
   attempts, fence, lease_until, origin_request_id, created_at, expires_at)
  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'in_progress', ?8, ?9, 1, ?10, ?11, ?12, ?13, ?14)`
 
 	// takeSQL takes the key from a record that has just been read in the same transaction. ?9 says that a new life begins.
-	takeSQL = `UPDATE idempotency_records SET request_hash = ?2, hash_version = ?3, state = 'in_progress', after_expiry = ?4, attempt = ?5,
+	takeSQL = `UPDATE main.idempotency_records SET request_hash = ?2, hash_version = ?3, state = 'in_progress', after_expiry = ?4, attempt = ?5,
   attempts = ?6, fence = ?7, lease_until = ?8, outcome = NULL, result = NULL, result_type = NULL, completed_at = NULL,
   external_ref = CASE WHEN ?9 THEN NULL ELSE external_ref END, origin_request_id = ?10,
   created_at = CASE WHEN ?9 THEN ?11 ELSE created_at END, expires_at = ?12
@@ -33,14 +33,14 @@ const (
 	// mineSQL is the guard of whatever a lease writes: the token and the state, never the clock.
 	mineSQL = ` WHERE id = ?1 AND tenant = ?2 AND client = ?3 AND operation = ?4 AND key = ?5 AND attempt = ?6 AND state = 'in_progress'`
 
-	holdSQL = `SELECT 1 FROM idempotency_records` + mineSQL
+	holdSQL = `SELECT 1 FROM main.idempotency_records` + mineSQL
 
-	completeSQL = `UPDATE idempotency_records SET state = 'completed', outcome = ?7, result = ?8, result_type = ?9,
+	completeSQL = `UPDATE main.idempotency_records SET state = 'completed', outcome = ?7, result = ?8, result_type = ?9,
   external_ref = coalesce(nullif(?10, ''), external_ref), completed_at = ?11` + mineSQL
 
-	renewSQL = `UPDATE idempotency_records SET lease_until = max(lease_until, ?7)` + mineSQL
+	renewSQL = `UPDATE main.idempotency_records SET lease_until = max(lease_until, ?7)` + mineSQL
 
-	failSQL = `UPDATE idempotency_records SET state = 'failed', attempt = ?7, lease_until = ?8` + mineSQL
+	failSQL = `UPDATE main.idempotency_records SET state = 'failed', attempt = ?7, lease_until = ?8` + mineSQL
 )
 
 // leaseStatements are the statements of a claim, of the beginning of a business transaction and of its end.
@@ -90,7 +90,7 @@ type lease struct {
 
 	mu      sync.Mutex
 	work    *session // the business transaction, nil while none is open
-	running bool     // a function that was given to InTx
+	running int      // functions given to InTx that have not returned
 	waiting int      // for a business transaction to be open or closed
 	kept    bool     // an InTx has succeeded in the business transaction
 	undone  bool     // what an InTx had kept was undone by a later one, and none has succeeded since
@@ -259,6 +259,7 @@ func (l *lease) inTx(ctx context.Context, fn func(context.Context) error) error 
 	}
 	ctx = context.WithValue(ctx, attemptKey{l.store.db}, work)
 	if within {
+		defer l.left(work)
 		return work.inTx(ctx, fn)
 	}
 	ok := false
@@ -292,8 +293,8 @@ func (l *lease) enter(ctx context.Context) (work *session, within bool, err erro
 	case l.fault != nil:
 		return nil, false, l.fault
 	}
-	within = l.running
-	l.running = true
+	within = l.running > 0
+	l.running++
 	return l.work, within, nil
 }
 
@@ -333,19 +334,28 @@ func (l *lease) begin(ctx context.Context, work *session) error {
 	return work.mark(quick)
 }
 
+// left is called when a function has ended that was running within the business transaction of another.
+func (l *lease) left(work *session) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.work == work {
+		l.running--
+	}
+}
+
 // leave is called when fn has ended. Where it has failed, its business transaction is rolled back and the lease goes on.
 func (l *lease) leave(work *session, ok bool) {
 	l.mu.Lock()
 	mine := l.work == work
 	if mine {
-		l.running = false
+		l.running--
 		l.kept, l.undone = ok, !ok && (l.kept || l.undone)
 	}
 	if ok || !mine { // the end of the attempt has taken it
 		l.mu.Unlock()
 		return
 	}
-	l.work = nil
+	l.work, l.running = nil, 0 // what still runs within it reaches nothing any more
 	l.waiting++
 	l.mu.Unlock()
 	fault := work.undo()
@@ -370,7 +380,7 @@ func (l *lease) end() (work *session, err error) {
 	case l.fault != nil:
 		err = l.fault
 	}
-	if work != nil && l.running {
+	if work != nil && l.running > 0 {
 		work.spoil(errRunning)
 	}
 	return work, err

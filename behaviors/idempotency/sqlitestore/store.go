@@ -113,19 +113,20 @@ func (s *Store) Describe() string {
 	return "sqlitestore idempotency_records"
 }
 
+// The statements name the schema, because a temporary table of the same name, which a connection keeps, would stand in front of ours.
 const (
 	// lockSQL changes nothing and, being a write, takes the write lock: with it first, a transaction is an immediate one
 	// however the driver began it, waits for the lock as long as the busy timeout says, and never holds an old snapshot.
-	lockSQL = `UPDATE idempotency_records SET attempts = attempts WHERE 0`
+	lockSQL = `UPDATE main.idempotency_records SET attempts = attempts WHERE 0`
 
 	recordColumns = `SELECT tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, coalesce(outcome, 0),
  result, coalesce(result_type, ''), origin_request_id, coalesce(external_ref, ''), expires_at`
 
-	readSQL = recordColumns + ` FROM idempotency_records WHERE id = ?`
+	readSQL = recordColumns + ` FROM main.idempotency_records WHERE id = ?`
 
 	// writeSQL takes the key from a record that is absent, expired and may be used again, or failed with the same hash. It
 	// changes no row where another record stands. ?15 is now, ?17 a hash that counts as the same, or null.
-	writeSQL = `INSERT INTO idempotency_records AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
+	writeSQL = `INSERT INTO main.idempotency_records AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
   attempts, outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'completed', ?8, ?9, 1, ?10, ?11, ?12, ?13, nullif(?14, ''), ?15, ?15, ?16)
  ON CONFLICT (id) DO UPDATE SET request_hash = excluded.request_hash, hash_version = excluded.hash_version, state = excluded.state,
@@ -236,7 +237,7 @@ func (s *Store) settle(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	_, err = conn.ExecContext(ctx, `SELECT 1 FROM idempotency_records LIMIT 0`)
+	_, err = conn.ExecContext(ctx, `SELECT 1 FROM main.idempotency_records LIMIT 0`)
 	return err
 }
 

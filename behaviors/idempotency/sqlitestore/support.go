@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	freeSQL = `UPDATE idempotency_records SET state = 'failed', attempt = ?3, attempts = 1, lease_until = ?4
+	freeSQL = `UPDATE main.idempotency_records SET state = 'failed', attempt = ?3, attempts = 1, lease_until = ?4
  WHERE id = ?1 AND attempt = ?2 AND state IN ('in_progress', 'failed')`
 
 	// A record whose command keeps tombstones has an empty result until it is buried, and NULL from then on: so the purge knows that
 	// an erased one has still to be kept beyond its expiry.
-	eraseSQL = `UPDATE idempotency_records SET external_ref = NULL,
+	eraseSQL = `UPDATE main.idempotency_records SET external_ref = NULL,
   result = CASE WHEN state = 'completed' AND after_expiry = 'tombstone' AND (result_type IS NOT 'tombstone' OR result IS NOT NULL) THEN x'' END,
   result_type = CASE WHEN state = 'completed' THEN 'tombstone' ELSE result_type END
  WHERE id = ?1 AND attempt = ?2 AND state IN ('completed', 'failed')`
 
 	// dueSQL gives the oldest of what is to be buried (stone) or removed, by the index on expires_at. It looks for both at once: a scan
 	// for tombstones alone would read all of a backlog that holds none, batch after batch. ?1 is the time, ?2 the limit.
-	dueSQL = `(SELECT rowid, after_expiry = 'tombstone' AND (result_type IS NOT 'tombstone' OR result IS NOT NULL) AS stone FROM idempotency_records
+	dueSQL = `(SELECT rowid, after_expiry = 'tombstone' AND (result_type IS NOT 'tombstone' OR result IS NOT NULL) AS stone FROM main.idempotency_records
   WHERE expires_at <= ?1 AND (after_expiry = 'reuse' AND (state <> 'in_progress' OR lease_until <= ?1) OR state = 'completed')
   ORDER BY expires_at LIMIT ?2)`
 
-	burySQL = `UPDATE idempotency_records SET result = NULL, external_ref = NULL, result_type = 'tombstone', expires_at = expires_at + ?3
+	burySQL = `UPDATE main.idempotency_records SET result = NULL, external_ref = NULL, result_type = 'tombstone', expires_at = expires_at + ?3
  WHERE rowid IN (SELECT rowid FROM ` + dueSQL + ` WHERE stone)`
 
-	removeSQL = `DELETE FROM idempotency_records WHERE rowid IN (SELECT rowid FROM ` + dueSQL + ` WHERE NOT stone)`
+	removeSQL = `DELETE FROM main.idempotency_records WHERE rowid IN (SELECT rowid FROM ` + dueSQL + ` WHERE NOT stone)`
 )
 
 // Find gives the records that a search asks for. It takes a connection of the pool and no lock. A search by id or
@@ -70,7 +70,7 @@ func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]id
 			compare(p.column, *p.value)
 		}
 	}
-	query := recordColumns + leaseColumns + `, id, created_at, coalesce(completed_at, 0) FROM idempotency_records WHERE ` +
+	query := recordColumns + leaseColumns + `, id, created_at, coalesce(completed_at, 0) FROM main.idempotency_records WHERE ` +
 		strings.Join(where, " AND ") + ` ORDER BY created_at DESC, rowid DESC LIMIT ?`
 	args = append(args, max(limit, 0))
 

@@ -15,6 +15,7 @@ import (
 func allFaults() map[string]fault {
 	all := maps.Clone(faults)
 	maps.Copy(all, leaseFaults)
+	maps.Copy(all, engineLeaseFaults)
 	return all
 }
 
@@ -25,12 +26,15 @@ type leaseHooks struct {
 	after       func(l *brokenLease, how string, err error) error // what it does besides
 	grant       func(g idempotency.Grant) idempotency.Grant       // what was given
 	workOutside bool                                              // rows go past the business transaction
+	unlocked    bool                                              // the business transaction does not hold the record
 	inTx        func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error
 	search      func(q idempotency.Search) idempotency.Search                 // what Find makes of a search
+	found       func(r *idempotency.Stored)                                   // what it makes of what it has found
 	seen        func(now idempotency.AttemptID) idempotency.AttemptID         // what Free takes for seen, from what stands there
 	batch       func(b idempotency.PurgeBatch) idempotency.PurgeBatch         // what Purge makes of its batch
 	purge       func(s *brokenStore, purge func() error) (err error)          // what it does round it
 	freed       func(s *brokenStore, id idempotency.ID, r idempotency.Record) // what Free does besides
+	erased      func(s *brokenStore, id idempotency.ID, r idempotency.Record) // what Erase does besides, with what was there before
 }
 
 // leaseFunc is the store's own Lease.
@@ -80,6 +84,40 @@ func before(how string, do func(l *brokenLease) error) hooks {
 	}}}
 }
 
+// holding is a hook that lets a claim keep a lock until its attempt ends: one for each key, or one for all.
+func holding(lock func(c idempotency.Claim) any) hooks {
+	return hooks{leaseHooks: leaseHooks{
+		lease: func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
+			held := make(chan struct{})
+			for {
+				other, locked := s.held.LoadOrStore(lock(c), held)
+				if !locked {
+					break
+				}
+				select {
+				case <-other.(chan struct{}):
+				case <-ctx.Done():
+					return nil, nil, ctx.Err()
+				}
+			}
+			l, rec, err := lease(c)
+			if l == nil {
+				s.held.Delete(lock(c))
+				close(held)
+			}
+			return l, rec, err
+		},
+		after: func(l *brokenLease, how string, err error) error {
+			if how != byRenew {
+				if held, ok := l.store.held.LoadAndDelete(lock(l.claim)); ok {
+					close(held.(chan struct{}))
+				}
+			}
+			return err
+		},
+	}}
+}
+
 // put writes the record of a lease as change makes it of what stands there.
 func (l *brokenLease) put(change func(r *idempotency.Record)) {
 	if rec, err := l.store.mem.Look(context.Background(), l.claim); err == nil && rec != nil {
@@ -123,36 +161,7 @@ var leaseFaults = map[string]fault{
 	},
 	"the claim locks the row until the attempt ends": {
 		caught: []string{"Store_DuplicateIsToldAtOnce"},
-		hooks: hooks{leaseHooks: leaseHooks{
-			lease: func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
-				held := make(chan struct{})
-				for {
-					other, locked := s.held.LoadOrStore(c.ID, held)
-					if !locked {
-						break
-					}
-					select {
-					case <-other.(chan struct{}):
-					case <-ctx.Done():
-						return nil, nil, ctx.Err()
-					}
-				}
-				l, rec, err := lease(c)
-				if l == nil {
-					s.held.Delete(c.ID)
-					close(held)
-				}
-				return l, rec, err
-			},
-			after: func(l *brokenLease, how string, err error) error {
-				if how != byRenew {
-					if held, ok := l.store.held.LoadAndDelete(l.claim.ID); ok {
-						close(held.(chan struct{}))
-					}
-				}
-				return err
-			},
-		}},
+		hooks:  holding(func(c idempotency.Claim) any { return c.ID }),
 	},
 	"the work of a lease is outside its transaction": {
 		caught: []string{"Store_BusinessRows", "Store_LeasedRefusal", "Store_ReleaseUndoes", "Store_RollbackKeepsTheKey", "Store_InTxOfALease"},
@@ -422,6 +431,102 @@ var leaseFaults = map[string]fault{
 	},
 }
 
+// engineLeaseFaults are those that the cases of the engine were written against.
+var engineLeaseFaults = map[string]fault{
+	"an attempt that is outside holds the only connection": {
+		caught: []string{"TwentyDuplicates"},
+		hooks:  holding(func(idempotency.Claim) any { return "" }),
+	},
+	"the business transaction does not hold the record": {
+		caught: []string{"Store_OwnerInItsTransaction", "Store_PurgeLeavesAnOwner", "ChallengerOfAnOwner"},
+		hooks: hooks{leaseHooks: leaseHooks{
+			unlocked: true,
+			inTx: func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
+				l, ok := ctx.Value(brokenKey{}).(*brokenLease)
+				if !ok {
+					return mem.InTx(ctx, fn)
+				}
+				if rec, err := mem.Look(ctx, l.claim); err != nil || rec == nil || rec.Attempt != l.claim.Attempt {
+					return idempotency.ErrLeaseLost
+				}
+				if err := fn(ctx); err != nil {
+					l.notes = nil
+					return err
+				}
+				l.open = true
+				return nil
+			},
+			after: func(l *brokenLease, how string, err error) error {
+				if how == byRenew {
+					return err
+				}
+				for _, note := range l.notes {
+					if how == byComplete && err == nil {
+						_ = l.store.mem.Insert(context.Background(), note)
+					}
+				}
+				l.notes, l.open = nil, false
+				return err
+			},
+		}},
+	},
+	"an outcome that could not be sent closes the lease": {
+		caught: []string{"Store_OutcomeThatCouldNotBeSent", "OutcomeIsWritten"},
+		hooks: after(byComplete, func(l *brokenLease, err error) error {
+			if err != nil {
+				l.Lease.Rollback(context.Background())
+			}
+			return err
+		}),
+	},
+	"a completion that could not be sent counts as lost": {
+		caught: []string{"Store_OutcomeThatCouldNotBeSent", "OutcomeIsWritten", "StoreThatStaysAway"},
+		hooks: after(byComplete, func(_ *brokenLease, err error) error {
+			if err != nil {
+				return idempotency.ErrLost
+			}
+			return nil
+		}),
+	},
+	"a claim that is turned away changes the record": {
+		caught: []string{"Store_LeaseIsSeen", "LeasedDuplicateDuring", "KeyOfADeadAttempt", "DeadKeyIsTakenOver"},
+		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
+			rec.Attempts++
+			s.mem.Put(c.ID, rec)
+			return false
+		}),
+	},
+	"a grant does not tell that the key had expired": {
+		caught: []string{"Store_RecordsChange", "LeasedKeyIsNewWork"},
+		hooks: hooks{leaseHooks: leaseHooks{grant: func(g idempotency.Grant) idempotency.Grant {
+			g.Reused = false
+			return g
+		}}},
+	},
+	"find does not tell what is left of a lease": {
+		caught: []string{"OperationIsFound", "RenewedLease"},
+		hooks:  hooks{leaseHooks: leaseHooks{found: func(r *idempotency.Stored) { r.LeaseLeft = 0 }}},
+	},
+	"find does not tell what has expired": {
+		caught: []string{"OperationIsFound"},
+		hooks:  hooks{leaseHooks: leaseHooks{found: func(r *idempotency.Stored) { r.Expired = false }}},
+	},
+	"erase leaves the reference": {
+		caught: []string{"Store_EraseTakes", "Store_RecordsChange", "ErasedOutcome"},
+		hooks: hooks{leaseHooks: leaseHooks{erased: func(s *brokenStore, id idempotency.ID, r idempotency.Record) {
+			r.Result, r.ResultType = nil, "tombstone"
+			s.mem.Put(id, r)
+		}}},
+	},
+	"what was erased is free": {
+		caught: []string{"Store_EraseTakes", "Store_RecordsChange", "ErasedOutcome"},
+		hooks: hooks{leaseHooks: leaseHooks{erased: func(s *brokenStore, id idempotency.ID, r idempotency.Record) {
+			r.State, r.Result, r.ResultType, r.ExternalRef = idempotency.Failed, nil, "", ""
+			s.mem.Put(id, r)
+		}}},
+	},
+}
+
 // errNothing lets a method of a lease do nothing and say nothing.
 var errNothing = errors.New("nothing")
 
@@ -448,7 +553,13 @@ func (s *brokenStore) Find(ctx context.Context, q idempotency.Search, limit int)
 	if s.hooks.search != nil {
 		q = s.hooks.search(q)
 	}
-	return s.Store.Find(ctx, q, limit)
+	found, err := s.Store.Find(ctx, q, limit)
+	if s.hooks.found != nil {
+		for i := range found {
+			s.hooks.found(&found[i])
+		}
+	}
+	return found, err
 }
 
 func (s *brokenStore) Free(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
@@ -462,7 +573,15 @@ func (s *brokenStore) Free(ctx context.Context, id idempotency.ID, seen idempote
 }
 
 func (s *brokenStore) Erase(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
-	return s.Store.Erase(ctx, id, s.seen(ctx, id, seen))
+	before, err := s.Store.Find(ctx, idempotency.Search{ID: id}, 1)
+	if err != nil {
+		return false, err
+	}
+	done, err := s.Store.Erase(ctx, id, s.seen(ctx, id, seen))
+	if done && s.hooks.erased != nil {
+		s.hooks.erased(s, id, before[0].Record)
+	}
+	return done, err
 }
 
 func (s *brokenStore) seen(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) idempotency.AttemptID {
@@ -499,7 +618,11 @@ type brokenLease struct {
 	store *brokenStore
 	begun context.Context
 	claim idempotency.Claim
+	notes []string // of the business transaction, where the store's own is not used
+	open  bool     // that one
 }
+
+func (l *brokenLease) Open() bool { return l.open || l.Lease.Open() }
 
 func (l *brokenLease) Grant() idempotency.Grant {
 	if l.store.hooks.grant != nil {
@@ -517,11 +640,18 @@ func (l *brokenLease) Renew(ctx context.Context) error {
 }
 
 func (l *brokenLease) Complete(ctx context.Context, d idempotency.Completion) error {
-	return l.do(byComplete, func() error { return l.Lease.Complete(ctx, d) })
+	return l.do(byComplete, func() error { return l.Lease.Complete(ctx, l.done(d)) })
 }
 
 func (l *brokenLease) Refuse(ctx context.Context, d idempotency.Completion) error {
-	return l.do(byRefuse, func() error { return l.Lease.Refuse(ctx, d) })
+	return l.do(byRefuse, func() error { return l.Lease.Refuse(ctx, l.done(d)) })
+}
+
+func (l *brokenLease) done(d idempotency.Completion) idempotency.Completion {
+	if l.store.hooks.done != nil {
+		return l.store.hooks.done(d)
+	}
+	return d
 }
 
 func (l *brokenLease) Release(ctx context.Context) error {

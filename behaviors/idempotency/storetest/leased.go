@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -77,8 +78,10 @@ type till struct {
 	runs atomic.Int64
 	// outside is called first, before there is a business transaction; nil means that it is not gone to.
 	outside func(ctx context.Context, run int) error
-	// within is called in the business transaction when the row is written; nil means success.
+	// within is called in InTx when the row is written; nil means success.
 	within func(ctx context.Context, run int) error
+	// after is called when InTx has returned nil, so that the business transaction is still open; nil means success.
+	after func(ctx context.Context, run int) error
 	// alone leaves row and business transaction out.
 	alone bool
 }
@@ -104,7 +107,17 @@ func (s *till) charge(ctx context.Context, note string) (placed, error) {
 			return placed{Note: "a value beside an error", Run: -1}, err
 		}
 	}
+	if s.after != nil {
+		if err := s.after(ctx, run); err != nil {
+			return placed{Note: "a value beside an error", Run: -1}, err
+		}
+	}
 	return placed{Note: note, Run: run}, nil
+}
+
+// everywhere gives handlers that do the same in each of the places in which a case may come in.
+func everywhere(f Fixture, do func(ctx context.Context, run int) error) map[string]*till {
+	return map[string]*till{"outside": {f: f, outside: do}, "within": {f: f, within: do}, "after": {f: f, after: do}}
 }
 
 // wantRuns compares how often the handler has run.
@@ -181,7 +194,7 @@ func asksOutside(ctx context.Context, _ int) error {
 // dies makes an attempt that is never heard of again, as that of a process that died outside: the record stays in progress.
 func dies[P policies](t *testing.T, f Fixture, v requestctx.Values, cmd charge[P]) reply[placed] {
 	t.Helper()
-	s := &till{f: f, outside: asksOutside, within: func(context.Context, int) error { return idempotency.Unknown(errPaper) }}
+	s := &till{f: f, outside: asksOutside, after: func(context.Context, int) error { return idempotency.Unknown(errPaper) }}
 	r := call(within(t), charges[P](t, f.Store, s), v, cmd)
 	failed[*idempotency.OutcomeUnknownError](t, r, requestctx.StateUnknown)
 	return r
@@ -190,7 +203,7 @@ func dies[P policies](t *testing.T, f Fixture, v requestctx.Values, cmd charge[P
 // fails makes an attempt that fails and has done nothing.
 func fails[P policies](t *testing.T, f Fixture, v requestctx.Values, cmd charge[P]) reply[placed] {
 	t.Helper()
-	s := &till{f: f, within: func(context.Context, int) error { return errPaper }}
+	s := &till{f: f, after: func(context.Context, int) error { return errPaper }}
 	r := call(within(t), charges[P](t, f.Store, s), v, cmd)
 	if r.err != errPaper || r.out.State != requestctx.StateFreed {
 		t.Fatalf("the answer is %v with %+v, want the handler's own error", r.err, r.out)
@@ -273,7 +286,7 @@ func leasedEndCases() []specCase {
 			"The provider has declined: that is the outcome, and every retry gets it without calling him again.",
 			func(t *testing.T, f Fixture) {
 				decline := func(context.Context, int) error { return fmt.Errorf("pay: %w", idempotency.Final(declined{"limit"})) }
-				for name, s := range map[string]*till{"outside": {f: f, outside: decline}, "within": {f: f, within: decline}} {
+				for name, s := range everywhere(f, decline) {
 					here, elsewhere := charges[hurried](t, f.Store, s), charges[hurried](t, f.Store, s)
 					v, cmd := request(t, "leased-refusal-"+name), charge[hurried]{Note: "undone", Amount: 1}
 					first := call(within(t), here, v, cmd)
@@ -293,24 +306,19 @@ func leasedEndCases() []specCase {
 					s.wantRuns(t, 1)
 					wantKept(t, f, v, idempotency.Completed, 1)
 				}
-				wantDatabase(t, f, 2)
+				wantDatabase(t, f, 3)
 			}},
 		{"LeasedFailureFreesTheKeyForItsPayloadAlone_R04_R05_R09_R21_BR22",
 			"What is known to have done nothing may be sent again at once, and only that: a corrected form needs a new key.",
 			func(t *testing.T, f Fixture) {
 				var notes []string
 				for name, err := range map[string]error{"plain": errPaper, "canceled": context.Canceled, "deadline": context.DeadlineExceeded, "coded": declined{"not marked"}} {
-					for where, fails := range map[string]func(s *till, fail func(context.Context, int) error){
-						"outside": func(s *till, fail func(context.Context, int) error) { s.outside = fail },
-						"within":  func(s *till, fail func(context.Context, int) error) { s.within = fail },
-					} {
-						s := &till{f: f}
-						fails(s, func(_ context.Context, run int) error {
-							if run <= 2 {
-								return err
-							}
-							return nil
-						})
+					for where, s := range everywhere(f, func(_ context.Context, run int) error {
+						if run <= 2 {
+							return err
+						}
+						return nil
+					}) {
 						here, elsewhere := charges[hurried](t, f.Store, s), charges[hurried](t, f.Store, s)
 						v := request(t, "leased-failure-"+name+"-"+where)
 						note := v.Key.String()
@@ -330,22 +338,24 @@ func leasedEndCases() []specCase {
 						notes = append(notes, note)
 					}
 				}
-				wantDatabase(t, f, 8, notes...)
+				wantDatabase(t, f, 12, notes...)
 			}},
 		{"LeasedHandlerThatDoesNotReturnFreesItsKeyOrLeavesItToItsLease_R06_BR14",
 			"A crash before the outside world was called has done nothing; after that nobody knows, and the record must not say that it has failed.",
 			func(t *testing.T, f Fixture) {
 				var notes []string
 				for name, leave := range map[string]func(){"panic": func() { panic(errPaper) }, "goexit": runtime.Goexit} {
-					for where, outside := range map[string]func(ctx context.Context, run int) error{"inside": nil, "outside": asksOutside} {
-						s := &till{f: f, outside: outside, within: func(_ context.Context, run int) error {
-							if run == 1 {
-								leave()
-							}
-							return nil
-						}}
+					leaves := everywhere(f, func(_ context.Context, run int) error {
+						if run == 1 {
+							leave()
+						}
+						return nil
+					})
+					leaves["when it has been outside"] = &till{f: f, outside: asksOutside, after: leaves["after"].after}
+					for where, s := range leaves {
+						outside := where == "when it has been outside"
 						here, elsewhere := charges[hurried](t, f.Store, s), charges[hurried](t, f.Store, s)
-						v := request(t, "leaves-"+name+"-"+where)
+						v := request(t, "leaves-"+name+"-"+strings.ReplaceAll(where, " ", "-"))
 						cmd := charge[hurried]{Note: v.Key.String()}
 						ctx, req := requestctx.New(within(t), v)
 						var recovered any
@@ -361,7 +371,7 @@ func leasedEndCases() []specCase {
 							t.Errorf("%s did not go on through the stage: returned %v, recovered %v", name, returned, recovered)
 						}
 						want := requestctx.StateFreed
-						if outside != nil {
+						if outside {
 							want = requestctx.StateUnknown
 							wantKept(t, f, v, idempotency.InProgress, 1)
 							failed[*idempotency.InProgressError](t, call(within(t), elsewhere, v, cmd), requestctx.StateInProgress)
@@ -372,16 +382,16 @@ func leasedEndCases() []specCase {
 						if state := req.Outcome().State; state != want {
 							t.Errorf("%s %s: the outcome is %q, want %q", name, where, state, want)
 						}
-						wantAttempt(t, call(within(t), elsewhere, v, cmd), 2, outside != nil)
+						wantAttempt(t, call(within(t), elsewhere, v, cmd), 2, outside)
 						notes = append(notes, cmd.Note)
 					}
 				}
-				wantDatabase(t, f, 4, notes...)
+				wantDatabase(t, f, 8, notes...)
 			}},
 		{"UnknownOutcomeKeepsTheKeyUntilItsLeaseIsOver_R08",
 			"The provider did not answer. Whether the card was charged is not known, so nobody may charge it before the lease is over.",
 			func(t *testing.T, f Fixture) {
-				s := &till{f: f, outside: asksOutside, within: func(_ context.Context, run int) error {
+				s := &till{f: f, outside: asksOutside, after: func(_ context.Context, run int) error {
 					if run == 1 {
 						return fmt.Errorf("charge the card: %w", idempotency.Unknown(errPaper))
 					}
@@ -647,7 +657,11 @@ func leasedDuplicateCases() []specCase {
 			func(t *testing.T, f Fixture) {
 				g := newGate(t)
 				s := &till{f: f, outside: g.first}
-				sends := processes[waiting](t, 2, f.Store, s)
+				looked := make(chan struct{}, 10_000)
+				sends := []bus.Handler[charge[waiting], placed]{
+					charges[waiting](t, f.Store, s),
+					charges[waiting](t, tap{Store: f.Store, looked: func() { looked <- struct{}{} }}, s),
+				}
 				v, cmd := request(t, "twenty-wait-1"), charge[waiting]{Note: "order"}
 				ctx := within(t)
 				first := background(ctx, sends[0], v, cmd)
@@ -655,6 +669,9 @@ func leasedDuplicateCases() []specCase {
 				var waiters []<-chan reply[placed]
 				for i := range 20 {
 					waiters = append(waiters, background(ctx, sends[i%2], v, cmd))
+				}
+				for range 3 {
+					await(t, looked, "a look of the other process")
 				}
 				strangers := &till{f: f}
 				for i, send := range processes[waiting](t, 2, f.Store, strangers) {

@@ -51,7 +51,7 @@ func lifeCases() []specCase {
 					}
 					before := kept(t, f, v)
 					f.Age(t, 2*time.Hour)
-					second := call(within(t), here, v, other)
+					second := call(within(t), charges[hurried](t, f.Store, s), v, other) // in a process that has not met the record
 					executed(t, second)
 					if !second.out.ReusedExpired || first.out.ReusedExpired || second.out.Attempt != 1 {
 						t.Errorf("%s: the outcome of the new life is %+v", name, second.out)

@@ -364,6 +364,10 @@ func fixture(h hooks) storetest.Fixture {
 				if h.workOutside {
 					return mem.Insert(context.Background(), note)
 				}
+				if h.unlocked {
+					held.notes = append(held.notes, note)
+					return nil
+				}
 			}
 			return mem.Insert(ctx, note)
 		},

@@ -16,6 +16,7 @@ import (
 type tap struct {
 	idempotency.Store
 	lease    func(ctx context.Context, c idempotency.Claim, take taking) (idempotency.Lease, *idempotency.Record, error)
+	looked   func() // after Look
 	renew    func(ctx context.Context, renew func() error) error
 	complete func(ctx context.Context, complete func(ctx context.Context) error) error // and Refuse
 	release  func(ctx context.Context, c idempotency.Claim, release func() error) error
@@ -40,6 +41,13 @@ func (s tap) Lease(ctx context.Context, c idempotency.Claim) (idempotency.Lease,
 		return nil, rec, err
 	}
 	return tappedLease{l, s, c}, rec, nil
+}
+
+func (s tap) Look(ctx context.Context, c idempotency.Claim) (*idempotency.Record, error) {
+	if s.looked != nil {
+		defer s.looked()
+	}
+	return s.Store.Look(ctx, c)
 }
 
 type tappedLease struct {
@@ -256,7 +264,7 @@ func wireCases() []specCase {
 					failed[*idempotency.OutcomeUnknownError](t, r, requestctx.StateUnknown)
 				}
 				rows := []row{
-					{"release", errWire, &till{f: f, within: func(context.Context, int) error { return errPaper }}, func(t *testing.T, r reply[placed]) {
+					{"release", errWire, &till{f: f, after: func(context.Context, int) error { return errPaper }}, func(t *testing.T, r reply[placed]) {
 						if r.err != errPaper || r.out.State != requestctx.StateUnknown {
 							t.Errorf("the answer is %v with %+v, want the handler's own error", r.err, r.out)
 						}
