@@ -705,6 +705,37 @@ func TestL18_StoreThatGoesAwayBetweenTwoTriesLeavesTheDoubtToTheLease(t *testing
 	b.wantRecord(t, idempotency.InProgress, 1)
 }
 
+func TestL18_ClaimThatCannotBeTakenAgainLeavesTheDoubtToTheLease(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	b.stub.take = func(_ context.Context, n int, take taking) (idempotency.Lease, *idempotency.Record, error) {
+		if n > 1 {
+			return nil, nil, fmt.Errorf("memory: %w", idempotency.ErrSerialization)
+		}
+		return take()
+	}
+	b.then = func(context.Context, int) error { return fmt.Errorf("insert: %w", idempotency.ErrSerialization) }
+	_, out, err := call(t.Context(), charges[leased](t, b), keyed(t, "key-00000001"), charge[leased]{Cart: "a"})
+	if e := wantError[*idempotency.RetriesError](t, err, out, requestctx.StateUnknown); e.Tries != idempotency.MaxTries {
+		t.Error(e)
+	}
+	b.want(t, 1, 0, 1)
+	b.wantRecord(t, idempotency.InProgress, 1)
+}
+
+func TestX07_OutcomeThatWasErasedBeforeItsOwnAttemptHasReadItIsDoneAndGone_T15(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	b.stub.complete = func(_ context.Context, _ int, complete func() error) error {
+		err := complete()
+		erase(t, b)
+		return errors.Join(err, idempotency.ErrCommitUnknown)
+	}
+	_, out, err := call(t.Context(), charges[leased](t, b), keyed(t, "key-00000001"), charge[leased]{Cart: "a"})
+	wantError[*idempotency.ResultUnavailableError](t, err, out, requestctx.StateExecuted)
+	b.want(t, 1, 1, 1)
+}
+
 // crate is a Leased command with something in it that a handler can change.
 type crate struct {
 	Items []int `json:"items"`

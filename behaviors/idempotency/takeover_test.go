@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -670,6 +671,9 @@ func TestR14_WorkThatWasFoundAndDoesNotEncodeIsRecordedWithoutItsResult(t *testi
 func wantReview(t *testing.T, err error, out requestctx.Outcome) {
 	t.Helper()
 	e := wantError[*idempotency.OutcomeUnknownError](t, err, out, requestctx.StateUnknown)
+	if !strings.Contains(e.Error(), "leaves the key to a person") {
+		t.Errorf("it says %q", e)
+	}
 	if !e.Review || e.Err != nil || e.RetryAfter != 0 || e.Code() != "IDEMPOTENCY_OUTCOME_UNKNOWN" || out.OriginalRequestID == "" || out.Attempt != 0 {
 		t.Errorf("%+v, %+v", e, out)
 	}
@@ -901,6 +905,30 @@ func TestL19_ReleaseOfAnExhaustedKeyThatCannotBeWrittenIsMadeUpForLater(t *testi
 		wantError[*idempotency.AttemptsError](t, err, out, requestctx.StateRefused)
 		b.want(t, 2, 0, 1)
 	})
+}
+
+func TestL19_ExhaustedKeyThatIsReleasedMeanwhileIsNotExhausted_L22(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	b.then = func(_ context.Context, run int) error {
+		if run <= 2 {
+			return errPaper
+		}
+		return nil
+	}
+	send, v := charges[twice](t, b), keyed(t, "key-00000001")
+	for range 2 {
+		_, _, _ = call(t.Context(), send, v, charge[twice]{Cart: "a"})
+	}
+	b.stub.release = func(_ context.Context, _ int, release func() error) error {
+		free(t, b)
+		return release()
+	}
+	_, out, err := call(t.Context(), send, v, charge[twice]{Cart: "a"})
+	wantError[*idempotency.LeaseLostError](t, err, out, requestctx.StateLost)
+	if _, out, err := call(t.Context(), send, v, charge[twice]{Cart: "a"}); err != nil || out.State != requestctx.StateExecuted {
+		t.Error(out, err)
+	}
 }
 
 // What Stage refuses.

@@ -155,7 +155,7 @@ func TestAfterACrashAProcessWhoseClockIsWrongTakesOverWhenTheLeaseEnds_BR48(t *t
 			db := pgtest.Open(t)
 			migrated(t, db.Pool())
 			c := lent("skewed-crash-1")
-			c.Lease = 3 * time.Second
+			c.Lease = 2 * time.Second
 			lease(t, pgstore.New(db.Pool()), c) // which nobody renews
 			var end time.Time
 			if err := db.Pool().QueryRow(t.Context(), `SELECT lease_until FROM idempotency_records`).Scan(&end); err != nil {

@@ -65,9 +65,9 @@ const (
 	frozenEnv = "TEKIL_PGSTORE_FROZEN"
 	// frozenIdle is when the server ends a transaction whose process does not move. It is longer than what a test does in that
 	// time takes on a slow machine.
-	frozenIdle = 3 * time.Second
+	frozenIdle = 2 * time.Second
 	// frozenLease is the short lease. A third of it passes before it is renewed.
-	frozenLease = 3 * time.Second
+	frozenLease = 2 * time.Second
 	// frozenPatience bounds what is waited for. It is reached only where something is wrong.
 	frozenPatience = time.Minute
 )

@@ -27,9 +27,8 @@ func (s *Store) supportSQL() {
  FROM ` + patience + ` WHERE r.id = $1::uuid AND r.attempt = $2::uuid AND r.state IN ('in_progress', 'failed')`
 	// A record whose command keeps tombstones has an empty result until it is buried, and NULL from then on: so the purge knows that
 	// an erased one has still to be kept beyond its expiry.
-	s.eraseSQL = `UPDATE ` + table + ` AS r SET external_ref = NULL,
-  result = CASE WHEN r.after_expiry = 'tombstone' AND r.result IS NOT NULL THEN ''::bytea END,
-  result_type = CASE WHEN r.state = 'completed' THEN '` + tombstone + `' ELSE r.result_type END
+	s.eraseSQL = `UPDATE ` + table + ` AS r SET result = CASE WHEN r.after_expiry = 'tombstone' AND r.result IS NOT NULL THEN ''::bytea END,
+  external_ref = NULL, result_type = CASE WHEN r.state = 'completed' THEN '` + tombstone + `' ELSE r.result_type END
  FROM ` + patience + ` WHERE r.id = $1::uuid AND r.attempt = $2::uuid AND r.state IN ('completed', 'failed')`
 	// One scan of the oldest finds both what is removed and what is buried: a scan for tombstones alone would read all of a backlog that
 	// holds none, batch after batch. The time is that of the transaction's start, because the server uses an index only for a

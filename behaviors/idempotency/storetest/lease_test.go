@@ -129,7 +129,7 @@ func (l *brokenLease) put(change func(r *idempotency.Record)) {
 // leaseFaults begin with the seven without which the suite would say nothing about Leased commands.
 var leaseFaults = map[string]fault{
 	"the token is not looked at when a lease completes": {
-		caught: []string{"Store_LateOwner", "Store_OneOwnerCommitsOnce", "Store_ReleaseBurnsTheToken", "Store_FreeLets"},
+		caught: []string{"Store_LateOwner", "Store_OneOwnerCommitsOnce", "Store_ReleaseBurnsTheToken", "Store_FreeLets", "KeyThatAPersonFreed", "LateOwnerOfAKey", "LateOwnersCaller", "PurgesBeside"},
 		hooks: after(byComplete, func(l *brokenLease, err error) error {
 			if !errors.Is(err, idempotency.ErrLost) {
 				return err
@@ -142,14 +142,14 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"the payload is not compared at a takeover": {
-		caught: []string{"Store_RecordsChange", "Store_RollbackKeepsTheKey", "Store_OlderContracts"},
+		caught: []string{"Store_RecordsChange", "Store_RollbackKeepsTheKey", "Store_OlderContracts", "DeadKeyIsTakenOver"},
 		hooks: stands(func(_ *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
 			c.PriorHash = rec.Hash
 			return rec.State == idempotency.InProgress && rec.LeaseLeft == 0
 		}),
 	},
 	"the lease is not looked at at a takeover": {
-		caught: []string{"Store_LeaseIsSeen", "Store_DuplicateIsToldAtOnce", "Store_SixteenClaims", "Store_RecordsChange", "Store_RenewExtends"},
+		caught: []string{"Store_LeaseIsSeen", "Store_DuplicateIsToldAtOnce", "Store_SixteenClaims", "Store_RecordsChange", "Store_RenewExtends", "LeasedDuplicateDuring", "LeasedDuplicatesAtOnce"},
 		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
 			if rec.State != idempotency.InProgress || rec.LeaseLeft == 0 {
 				return false
@@ -160,15 +160,15 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"the claim locks the row until the attempt ends": {
-		caught: []string{"Store_DuplicateIsToldAtOnce"},
+		caught: []string{"Store_DuplicateIsToldAtOnce", "LeasedDuplicateDuring"},
 		hooks:  holding(func(c idempotency.Claim) any { return c.ID }),
 	},
 	"the work of a lease is outside its transaction": {
-		caught: []string{"Store_BusinessRows", "Store_LeasedRefusal", "Store_ReleaseUndoes", "Store_RollbackKeepsTheKey", "Store_InTxOfALease"},
+		caught: []string{"Store_BusinessRows", "Store_LeasedRefusal", "Store_ReleaseUndoes", "Store_RollbackKeepsTheKey", "Store_InTxOfALease", "LeasedFailure", "LeasedRefusal", "LeasedHandlerThatDoesNotReturn", "LeasedResult", "UnknownOutcomeKeeps", "ChildrenInTheBusiness"},
 		hooks:  hooks{leaseHooks: leaseHooks{workOutside: true}},
 	},
 	"anybody may release": {
-		caught: []string{"Store_LateOwner", "Store_ReleaseBurnsTheToken"},
+		caught: []string{"Store_LateOwner", "Store_ReleaseBurnsTheToken", "LateOwnersCaller"},
 		hooks: after(byRelease, func(l *brokenLease, err error) error {
 			if errors.Is(err, idempotency.ErrLost) {
 				l.put(func(r *idempotency.Record) { r.State = idempotency.Failed })
@@ -178,7 +178,7 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"a purge removes what is alive": {
-		caught: []string{"Store_PurgeRemoves", "Store_PurgeKeepsRecordsForItsGrace", "Store_PurgeBuries", "Store_SeveralPurges", "Store_RecordsChange"},
+		caught: []string{"Store_PurgeRemoves", "Store_PurgeKeepsRecordsForItsGrace", "Store_PurgeBuries", "Store_SeveralPurges", "Store_RecordsChange", "KeyWhoseRetention"},
 		hooks: hooks{leaseHooks: leaseHooks{purge: func(s *brokenStore, purge func() error) error {
 			const years = 10 * 365 * 24 * time.Hour
 			s.mem.Age(years)
@@ -188,14 +188,14 @@ var leaseFaults = map[string]fault{
 	},
 
 	"what failed may be leased with any payload": {
-		caught: []string{"Store_RecordsChange", "Store_ReleaseUndoes", "Store_FreeLets"},
+		caught: []string{"Store_RecordsChange", "Store_ReleaseUndoes", "Store_FreeLets", "LeasedFailure", "KeyThatFailedTooOften"},
 		hooks: stands(func(_ *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
 			c.PriorHash = rec.Hash
 			return rec.State == idempotency.Failed
 		}),
 	},
 	"what is completed may be leased again": {
-		caught: []string{"Store_RecordsChange", "Store_BusinessRows", "Store_OwnClaim"},
+		caught: []string{"Store_RecordsChange", "Store_BusinessRows", "Store_OwnClaim", "LeasedCommandRuns", "PanicAfterALeasedCommit"},
 		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
 			rec.State = idempotency.Failed
 			s.mem.Put(c.ID, rec)
@@ -203,7 +203,7 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"an expired lease that lives is taken": {
-		caught: []string{"Store_RecordsChange"},
+		caught: []string{"Store_RecordsChange", "KeyWhoseRetention"},
 		hooks: stands(func(s *brokenStore, c *idempotency.Claim, rec idempotency.Record) bool {
 			if !rec.Expired || rec.LeaseLeft == 0 {
 				return false
@@ -214,7 +214,7 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"an own claim is taken for another's": {
-		caught: []string{"Store_OwnClaim"},
+		caught: []string{"Store_OwnClaim", "ClaimWhoseAnswer", "AttemptThatTheDatabase"},
 		hooks: hooks{leaseHooks: leaseHooks{lease: func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
 			if rec, err := s.mem.Look(ctx, c); err == nil && rec != nil && rec.Attempt == c.Attempt {
 				return nil, rec, nil
@@ -223,15 +223,15 @@ var leaseFaults = map[string]fault{
 		}}},
 	},
 	"takeovers cannot be refused": {
-		caught: []string{"Store_RecordsChange"},
+		caught: []string{"Store_RecordsChange", "KeyOfADeadAttempt"},
 		hooks:  claims(func(c *idempotency.Claim) { c.NoTakeover = false }),
 	},
 	"attempts are not bounded": {
-		caught: []string{"Store_RecordsChange", "Store_FreeLets"},
+		caught: []string{"Store_RecordsChange", "Store_FreeLets", "KeyThatFailedTooOften"},
 		hooks:  claims(func(c *idempotency.Claim) { c.MaxAttempts = math.MaxInt }),
 	},
 	"attempts are bounded by one less": {
-		caught: []string{"Store_RecordsChange"},
+		caught: []string{"Store_RecordsChange", "KeyThatFailedTooOften"},
 		hooks:  claims(func(c *idempotency.Claim) { c.MaxAttempts-- }),
 	},
 	"the hash of an older contract counts for nothing": {
@@ -257,21 +257,21 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"every grant has the same fence": {
-		caught: []string{"Store_FencesRise"},
+		caught: []string{"Store_FencesRise", "DeadKeyIsTakenOver"},
 		hooks: hooks{leaseHooks: leaseHooks{grant: func(g idempotency.Grant) idempotency.Grant {
 			g.Fence = 1
 			return g
 		}}},
 	},
 	"a grant does not count attempts": {
-		caught: []string{"Store_RecordsChange", "Store_TakeoverGoesOn"},
+		caught: []string{"Store_RecordsChange", "Store_TakeoverGoesOn", "DeadKeyIsTakenOver", "LeasedFailure"},
 		hooks: hooks{leaseHooks: leaseHooks{grant: func(g idempotency.Grant) idempotency.Grant {
 			g.Attempt = 1
 			return g
 		}}},
 	},
 	"a grant does not tell a takeover": {
-		caught: []string{"Store_RecordsChange", "Store_TakeoverGoesOn", "Store_RollbackKeepsTheKey"},
+		caught: []string{"Store_RecordsChange", "Store_TakeoverGoesOn", "Store_RollbackKeepsTheKey", "DeadKeyIsTakenOver"},
 		hooks: hooks{leaseHooks: leaseHooks{grant: func(g idempotency.Grant) idempotency.Grant {
 			g.TookOver = false
 			return g
@@ -282,7 +282,7 @@ var leaseFaults = map[string]fault{
 		hooks:  before(byComplete, func(l *brokenLease) error { return l.begun.Err() }),
 	},
 	"a lease that is over takes the key from its owner": {
-		caught: []string{"Store_SlowOwner", "Store_OwnClaim"},
+		caught: []string{"Store_SlowOwner", "Store_OwnClaim", "SlowOwnerWhomNobodyReplacedIs", "ChallengerOfAnOwner"},
 		hooks: before(byComplete, func(l *brokenLease) error {
 			if rec, err := l.store.mem.Look(context.Background(), l.claim); err == nil && rec != nil && rec.LeaseLeft == 0 {
 				return idempotency.ErrLost
@@ -307,7 +307,7 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"a renewal does nothing": {
-		caught: []string{"Store_RenewExtends"},
+		caught: []string{"Store_RenewExtends", "RenewedLease", "LostLease"},
 		hooks: hooks{leaseHooks: leaseHooks{before: func(_ *brokenLease, how string) error {
 			if how == byRenew {
 				return errNothing
@@ -316,7 +316,7 @@ var leaseFaults = map[string]fault{
 		}}},
 	},
 	"a renewal does not tell that the lease is lost": {
-		caught: []string{"Store_LateOwner", "Store_FreeLets"},
+		caught: []string{"Store_LateOwner", "Store_FreeLets", "LostLease"},
 		hooks:  after(byRenew, func(*brokenLease, error) error { return nil }),
 	},
 	"a renewal that could not be sent counts as lost": {
@@ -329,7 +329,7 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"a rollback frees the key": {
-		caught: []string{"Store_RollbackKeepsTheKey"},
+		caught: []string{"Store_RollbackKeepsTheKey", "UnknownOutcomeKeeps", "LeasedHandlerThatDoesNotReturn", "LeasedHandlerIsStopped"},
 		hooks: after(byRollback, func(l *brokenLease, err error) error {
 			_ = l.Lease.Release(context.Background())
 			return err
@@ -345,7 +345,7 @@ var leaseFaults = map[string]fault{
 		}),
 	},
 	"a release leaves the key in progress": {
-		caught: []string{"Store_ReleaseUndoes", "Store_ReleaseBurnsTheToken", "Store_SlowOwner"},
+		caught: []string{"Store_ReleaseUndoes", "Store_ReleaseBurnsTheToken", "Store_SlowOwner", "LeasedFailure", "WhenTheFirstFails", "LostAnswer"},
 		hooks: hooks{leaseHooks: leaseHooks{before: func(_ *brokenLease, how string) error {
 			if how == byRelease {
 				return errNothing
@@ -354,7 +354,7 @@ var leaseFaults = map[string]fault{
 		}}},
 	},
 	"a function runs although the lease is lost": {
-		caught: []string{"Store_LateOwner", "Store_OneOwnerCommitsOnce", "Store_ReleaseBurnsTheToken"},
+		caught: []string{"Store_LateOwner", "Store_OneOwnerCommitsOnce", "Store_ReleaseBurnsTheToken", "LateOwnersCaller", "TwoOwners"},
 		hooks: hooks{leaseHooks: leaseHooks{inTx: func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
 			err := mem.InTx(ctx, fn)
 			if errors.Is(err, idempotency.ErrLeaseLost) {
@@ -374,13 +374,13 @@ var leaseFaults = map[string]fault{
 		}}},
 	},
 	"a transaction that is going on commits by itself": {
-		caught: []string{"Store_BusinessRows", "Store_InTxOfAnAtomic", "Store_InTxOfALease", "Store_InTxInside"},
+		caught: []string{"Store_BusinessRows", "Store_InTxOfAnAtomic", "Store_InTxOfALease", "Store_InTxInside", "UnknownOutcomeKeeps", "ChildrenInTheBusiness"},
 		hooks: hooks{leaseHooks: leaseHooks{inTx: func(_ context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
 			return mem.InTx(context.Background(), fn)
 		}}},
 	},
 	"a late function opens a transaction of its own": {
-		caught: []string{"Store_LeaseThatEnded", "Store_InTxOfAnAtomic"},
+		caught: []string{"Store_LeaseThatEnded", "Store_InTxOfAnAtomic", "LostLease"},
 		hooks: hooks{leaseHooks: leaseHooks{inTx: func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error {
 			ran := false
 			err := mem.InTx(ctx, func(ctx context.Context) error { ran = true; return fn(ctx) })
@@ -402,7 +402,7 @@ var leaseFaults = map[string]fault{
 		hooks:  hooks{leaseHooks: leaseHooks{seen: func(now idempotency.AttemptID) idempotency.AttemptID { return now }}},
 	},
 	"free keeps the count of attempts": {
-		caught: []string{"Store_RecordsChange", "Store_FreeLets"},
+		caught: []string{"Store_RecordsChange", "Store_FreeLets", "KeyThatFailedTooOften"},
 		hooks: hooks{leaseHooks: leaseHooks{freed: func(s *brokenStore, id idempotency.ID, r idempotency.Record) {
 			r.Attempts = 3
 			s.mem.Put(id, r)
@@ -423,7 +423,7 @@ var leaseFaults = map[string]fault{
 		}}},
 	},
 	"a purge does not remember": {
-		caught: []string{"Store_PurgeBuries", "Store_RecordsChange"},
+		caught: []string{"Store_PurgeBuries", "Store_RecordsChange", "LeasedTombstone"},
 		hooks: hooks{leaseHooks: leaseHooks{batch: func(b idempotency.PurgeBatch) idempotency.PurgeBatch {
 			b.Remember = 0
 			return b

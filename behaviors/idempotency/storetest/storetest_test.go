@@ -144,7 +144,7 @@ var faults = map[string]fault{
 		}},
 	},
 	"an expired record is alive": {
-		caught: []string{"Store_Expiry", "Store_NewLife", "ExpiredKey", "ExpiredTombstone", "ManyReuses"},
+		caught: []string{"Store_Expiry", "Store_NewLife", "ExpiredKey", "ExpiredTombstone", "ManyReuses", "LeasedTombstone"},
 		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
 			r.Expired = false
 			return &r
@@ -167,21 +167,21 @@ var faults = map[string]fault{
 		}},
 	},
 	"every key is kept for a day": {
-		caught: []string{"Store_Expiry", "ExpiredKey"},
+		caught: []string{"Store_Expiry", "ExpiredKey", "LeasedKeyIsNewWork"},
 		hooks: hooks{claim: func(c idempotency.Claim) idempotency.Claim {
 			c.Retention = 24 * time.Hour
 			return c
 		}},
 	},
 	"tombstones are forgotten": {
-		caught: []string{"Store_NewLife", "ExpiredTombstone"},
+		caught: []string{"Store_NewLife", "ExpiredTombstone", "LeasedTombstone"},
 		hooks: hooks{claim: func(c idempotency.Claim) idempotency.Claim {
 			c.AfterExpiry = idempotency.Reuse
 			return c
 		}},
 	},
 	"a dead lease frees the key": {
-		caught: []string{"RecordsOfOtherModes", "Store_CompleteTakesTheKey"},
+		caught: []string{"RecordsOfOtherModes", "Store_CompleteTakesTheKey", "UnknownOutcomeKeeps", "ClaimOfNobody"},
 		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
 			if r.State == idempotency.InProgress {
 				return nil
@@ -190,7 +190,7 @@ var faults = map[string]fault{
 		}},
 	},
 	"what failed may run with any payload": {
-		caught: []string{"RecordsOfOtherModes", "Store_CompleteTakesTheKey"},
+		caught: []string{"RecordsOfOtherModes", "Store_CompleteTakesTheKey", "LeasedFailure"},
 		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
 			if r.State == idempotency.Failed {
 				return nil
@@ -229,21 +229,21 @@ var faults = map[string]fault{
 		}},
 	},
 	"a refusal is kept as a success": {
-		caught: []string{"Store_RefusalUndoes", "FinalRefusal"},
+		caught: []string{"Store_RefusalUndoes", "FinalRefusal", "LeasedRefusal"},
 		hooks: hooks{done: func(d idempotency.Completion) idempotency.Completion {
 			d.Outcome = idempotency.Success
 			return d
 		}},
 	},
 	"the reference is dropped": {
-		caught: []string{"Store_CompletedAttempt", "ReferenceAndOrigin"},
+		caught: []string{"Store_CompletedAttempt", "ReferenceAndOrigin", "ErasedOutcome", "OperationIsFound"},
 		hooks: hooks{done: func(d idempotency.Completion) idempotency.Completion {
 			d.ExternalRef = ""
 			return d
 		}},
 	},
 	"the origin is the reader's": {
-		caught: []string{"Store_CompletedAttempt", "FirstRuns"},
+		caught: []string{"Store_CompletedAttempt", "FirstRuns", "LeasedCommandRuns"},
 		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
 			r.OriginRequestID = "somebody"
 			return &r
