@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strconv"
@@ -44,8 +45,9 @@ var columns = map[string]string{
 
 // Check refuses a server or a schema with which the promises would not hold: a replica or a read-only session, a commit that
 // does not wait for the disk, a table that is missing, unlogged, of another shape, with hidden rows or without its unique key, a
-// sequence of fences that is missing, elsewhere or does not rise, missing rights, and a pooler that does not keep a transaction on
-// one connection. It reports all of them, joined. Settings that only make a dead process hold its keys longer are warnings;
+// sequence of fences that is missing, elsewhere or does not rise, missing rights, a pooler that does not keep a transaction on
+// one connection, and one that shares sessions where the query mode of the pool needs its own (PgBouncer in transaction mode: use
+// default_query_exec_mode=exec). It reports all of them, joined. Settings that only make a dead process hold its keys longer are warnings;
 // [Configure] sets them. So is a missing right to remove records: a purge can be run by another role.
 func (s *Store) Check(ctx context.Context) (warnings []string, err error) {
 	if s.pool == nil {
@@ -56,6 +58,9 @@ func (s *Store) Check(ctx context.Context) (warnings []string, err error) {
 	}
 	c := checker{ctx: ctx, s: s}
 	c.server()
+	if c.fatal == nil {
+		c.pooler()
+	}
 	if c.fatal == nil {
 		c.schema()
 	}
@@ -71,6 +76,7 @@ type checker struct {
 	warnings []string
 	problems []error
 	fatal    error // the server could not be asked
+	pooled   bool  // a pooler stands between this process and the server
 }
 
 func (c *checker) bad(format string, args ...any) {
@@ -78,16 +84,27 @@ func (c *checker) bad(format string, args ...any) {
 }
 
 func (c *checker) server() {
+	conn, err := c.s.pool.Acquire(c.ctx)
+	if err != nil {
+		hint := ""
+		if strings.Contains(err.Error(), "unsupported startup parameter") {
+			hint = " (a pooler refuses start parameters that it does not know: name them in its ignore_startup_parameters, and set them on the server with ALTER ROLE … SET)"
+		}
+		c.fatal = fmt.Errorf("pgstore: the server cannot be asked%s: %w", hint, err)
+		return
+	}
+	defer conn.Release()
 	var version int
+	var session uint32
 	var replica bool
 	var readOnly, syncCommit, idle, clientCheck string
-	err := c.s.pool.QueryRow(c.ctx, `SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('transaction_read_only'),
-		current_setting('synchronous_commit'), current_setting('idle_in_transaction_session_timeout'), coalesce(current_setting('client_connection_check_interval', true), '')`).
-		Scan(&version, &replica, &readOnly, &syncCommit, &idle, &clientCheck)
-	if err != nil {
+	if err := conn.QueryRow(c.ctx, `SELECT current_setting('server_version_num')::int, pg_backend_pid(), pg_is_in_recovery(), current_setting('transaction_read_only'),
+		current_setting('synchronous_commit'), current_setting('idle_in_transaction_session_timeout'), coalesce(current_setting('client_connection_check_interval', true), '')`, pgx.QueryExecModeSimpleProtocol).
+		Scan(&version, &session, &replica, &readOnly, &syncCommit, &idle, &clientCheck); err != nil {
 		c.fatal = fmt.Errorf("pgstore: the server cannot be asked: %w", err)
 		return
 	}
+	c.pooled = session != conn.Conn().PgConn().PID() // a pooler tells its clients a number of its own
 	if version < minVersion {
 		c.bad("the server is version %d; %d or newer is needed", version/10000, minVersion/10000)
 	}
@@ -100,12 +117,102 @@ func (c *checker) server() {
 	if syncCommit == "off" {
 		c.bad("synchronous_commit is off: a crash of the server would forget commits that were acknowledged, and their keys with them; set it to on, local or stricter")
 	}
+	how := "call pgstore.Configure on the pool's configuration"
+	if c.pooled {
+		how = "behind a pooler set it on the server, for example with ALTER ROLE … SET"
+	}
 	if idle == "0" {
-		c.warnings = append(c.warnings, "idle_in_transaction_session_timeout is off: a frozen process keeps its key until its connection breaks; call pgstore.Configure on the pool's configuration")
+		c.warnings = append(c.warnings, "idle_in_transaction_session_timeout is off: a frozen process keeps its key until its connection breaks; "+how)
 	}
 	if clientCheck == "0" {
-		c.warnings = append(c.warnings, "client_connection_check_interval is off: the statement of a client that has gone runs on; call pgstore.Configure on the pool's configuration")
+		c.warnings = append(c.warnings, "client_connection_check_interval is off: the statement of a client that has gone runs on; "+how)
 	}
+}
+
+// Bounds of the search for a pooler that shares sessions.
+const (
+	// sharingRounds is how often two connections look at which session they are in. On a pooler where nothing else happens they meet at
+	// once, on a busy one the more sessions there are the later.
+	sharingRounds = 10
+	// sharingTime bounds it: a pooler in session mode that has one session left gives it to one of the two connections alone.
+	sharingTime = 3 * time.Second
+)
+
+// pooler refuses a query mode that needs a session of its own where a pooler lends the same session to several connections, as
+// PgBouncer does in transaction mode. There the mode cache_statement executes statements that another session has prepared. The
+// mode describe_exec sends the parameters of a statement in a turn of their own, which may come to a session in which meanwhile
+// somebody else has put another statement in that place: that one is executed.
+func (c *checker) pooler() {
+	mode := c.s.pool.Config().ConnConfig.DefaultQueryExecMode
+	if !c.pooled || mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, sharingTime)
+	defer cancel()
+	one, err := c.s.pool.Acquire(ctx)
+	if err != nil {
+		return
+	}
+	defer one.Release()
+	if !c.shared(ctx, one) {
+		return
+	}
+	named, err := handedThrough(ctx, one)
+	if err != nil || mode == pgx.QueryExecModeCacheStatement && !named { // an error may mean that there are no transactions, which the dry run says
+		return
+	}
+	// What else is asked would go wrong in the same way.
+	c.fatal = fmt.Errorf("pgstore: a pooler lends one session to several connections (PgBouncer in transaction mode), and with default_query_exec_mode=%s statements "+
+		"would fail there or be mistaken for others; set default_query_exec_mode=exec in the connection string, or DefaultQueryExecMode in the pool's configuration",
+		strings.ReplaceAll(mode.String(), " ", "_"))
+}
+
+// shared reports whether two connections that are open at once have been in the same session of the server.
+func (c *checker) shared(ctx context.Context, one *pgxpool.Conn) bool {
+	if c.s.pool.Config().MaxConns < 2 {
+		return false // nobody can tell
+	}
+	other, err := c.s.pool.Acquire(ctx)
+	if err != nil {
+		return false
+	}
+	defer other.Release()
+	seen := [2]map[uint32]bool{{}, {}}
+	for i := range 2 * sharingRounds {
+		conn := [2]*pgxpool.Conn{one, other}[i%2]
+		session, err := sessionOf(ctx, conn)
+		if err != nil {
+			return false
+		}
+		if seen[(i+1)%2][session] {
+			return true
+		}
+		seen[i%2][session] = true
+	}
+	return false
+}
+
+// sessionOf is the process id of the server's session that conn's next statement meets.
+func sessionOf(ctx context.Context, conn *pgxpool.Conn) (id uint32, err error) {
+	err = conn.QueryRow(ctx, `SELECT pg_backend_pid()`, pgx.QueryExecModeSimpleProtocol).Scan(&id)
+	return id, err
+}
+
+// handedThrough reports whether the name of a prepared statement is the same in the server's session. A pooler that keeps count of
+// prepared statements itself (PgBouncer from 1.21 with max_prepared_statements) gives them names of its own there.
+func handedThrough(ctx context.Context, conn *pgxpool.Conn) (through bool, err error) {
+	name := "tekil_check_" + rand.Text()
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer tx.Rollback(ctx) //nolint:errcheck // there is nothing to undo
+	if _, err := tx.Prepare(ctx, name, `SELECT 1`); err != nil {
+		return false, err
+	}
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_prepared_statements WHERE name = $1)`, pgx.QueryExecModeSimpleProtocol, name).Scan(&through)
+	_ = conn.Conn().Deallocate(ctx, name)
+	return through, err
 }
 
 func (c *checker) schema() {

@@ -670,7 +670,7 @@ func leasedDuplicateCases() []specCase {
 				for i := range 20 {
 					waiters = append(waiters, background(ctx, sends[i%2], v, cmd))
 				}
-				for range 3 {
+				for range 10 + 3 { // those that wait there look once at most, and one of them again and again
 					await(t, looked, "a look of the other process")
 				}
 				strangers := &till{f: f}

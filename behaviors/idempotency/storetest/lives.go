@@ -262,12 +262,15 @@ func lifeCases() []specCase {
 							note := fmt.Sprint("purged-key-", key)
 							r := call(ctx, sends[i%len(sends)], request(t, note), charge[waiting]{Note: note})
 							var gone *idempotency.LeaseLostError
+							var busy *idempotency.InProgressError
 							switch {
 							case r.err == nil && r.out.State == requestctx.StateExecuted:
 								done[key].Add(1)
 							case r.err == nil && r.out.Replayed:
-							case errors.As(r.err, &gone):
-								lost.Add(1)
+							case errors.As(r.err, &gone), errors.As(r.err, &busy): // whose successor is at work
+								if r.out.Attempt > 0 {
+									lost.Add(1)
+								}
 							default:
 								t.Errorf("a caller gets %v with %+v", r.err, r.out)
 							}

@@ -20,6 +20,8 @@ package chaos
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -272,10 +274,16 @@ func (r *run) storm(length time.Duration, children int, of []*group, crash func(
 func (r *run) release(ctx context.Context) (int, error) {
 	ctx = context.WithoutCancel(ctx)
 	id, err := r.site.Stuck(ctx)
+	if errors.Is(err, sql.ErrNoRows) { // nothing is stuck just now
+		return 0, nil
+	}
 	if err != nil {
 		return 0, err
 	}
 	err = r.admin.Release(ctx, id, idempotency.Intervention{By: "chaos", Reason: "for the sake of it", LiveLease: true})
+	if _, changed := errors.AsType[*idempotency.AdminError](err); changed { // it is not stuck any more
+		return 0, nil
+	}
 	if err != nil {
 		return 0, err
 	}
