@@ -374,6 +374,13 @@ func (d *dispatch) finish(ctx context.Context, at Transaction, done Completion) 
 		d.report(requestctx.StateFreed, "")
 		return a, d.abortedError(err)
 	}
+	// Nothing of it is there. If the server has ended the transaction because this process stood still, somebody else may have done
+	// the work since, and then that is the answer.
+	if rec, lookErr := d.look(ctx); lookErr == nil {
+		if a, readErr, decided := d.read(rec); decided && readErr != errBusy {
+			return a, readErr
+		}
+	}
 	return d.unavailable(ctx, err, requestctx.StateFreed)
 }
 

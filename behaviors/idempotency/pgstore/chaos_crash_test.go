@@ -155,8 +155,9 @@ func keepServer(binaries string) (err error) {
 	run := func(name string, args ...string) *osexec.Cmd {
 		cmd := osexec.Command(filepath.Join(binaries, name), args...)
 		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: as}
+		cmd.Env = []string{"TZ=UTC"}         // initdb would look for the machine's, which takes its time
 		for _, entry := range os.Environ() { // nothing that would have them look elsewhere, or be a keeper
-			if !strings.HasPrefix(entry, "PG") && !strings.HasPrefix(entry, serverEnv) {
+			if !strings.HasPrefix(entry, "PG") && !strings.HasPrefix(entry, "TZ=") && !strings.HasPrefix(entry, serverEnv) {
 				cmd.Env = append(cmd.Env, entry)
 			}
 		}

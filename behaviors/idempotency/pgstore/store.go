@@ -45,6 +45,13 @@
 // Leased, one more, and a second wait for the disk (unless the policy's RelaxedClaim spares it): with one business statement four. A
 // handler without InTx takes two. A replay takes one or two, as above.
 //
+// # Behind PgBouncer
+//
+// Session mode works with everything, and statement mode is refused at the start. In transaction mode sessions are shared, so
+// statements must not be prepared in one turn and used in the next: set default_query_exec_mode to exec (or cache_describe or
+// simple_protocol). pgx's default and describe_exec are refused at the start where [Store.Check] finds that sessions are shared: with
+// them a statement fails, or runs as another connection's. What [Configure] sets has to be set on the server's role or database.
+//
 // # Keeping the table small
 //
 // [Store.Purge], which idempotency.Purger calls, removes what has expired. [Store.Find] says which indexes a support desk may want.
