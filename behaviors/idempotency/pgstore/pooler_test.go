@@ -803,7 +803,7 @@ func TestAProcessFrozenBehindPgBouncerIsToldWhatTheRecordSays_L09_L16(t *testing
 				child.lapses(t)
 			}
 			other := child.overtaken(t)
-			child.wake(t).told(t, c, other)
+			child.wake(t).told(t, other)
 			child.leaves(t, 1, "by the other one")
 		})
 	}
