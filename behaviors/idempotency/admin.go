@@ -104,7 +104,7 @@ func (a *Admin) Release(ctx context.Context, id ID, i Intervention) error {
 }
 
 // Erase takes the result and the external reference out of a record, for a request to be forgotten. Key and hash stay, so that
-// the intent is not done again: until the record expires, its key is answered with an [*ExpiredError]. A record in progress is
+// the intent is not done again: until the record has expired and is purged, its key is answered with an [*ExpiredError]. A record in progress is
 // refused. What other tables hold is the application's to erase.
 func (a *Admin) Erase(ctx context.Context, id ID, i Intervention) error {
 	const action = "erase"

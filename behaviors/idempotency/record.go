@@ -227,8 +227,8 @@ type Store interface {
 	// record that stands in the way.
 	//
 	// The key is taken from a record that is absent; failed with the same hash; in progress with the same hash and with a
-	// lease that is over, unless the claim says NoTakeover; or expired with AfterExpiry Reuse and not in progress under a live
-	// lease, with any hash. MaxAttempts bounds the second and the third. A record in progress whose Attempt is the claim's own
+	// lease that is over, unless the claim says NoTakeover; or expired with AfterExpiry Reuse, no tombstone and not in progress
+	// under a live lease, with any hash. MaxAttempts bounds the second and the third. A record in progress whose Attempt is the claim's own
 	// is a claim whose answer was lost: it is given as a Lease. All of it is judged by the store's clock at the moment at which
 	// the row is held.
 	//
