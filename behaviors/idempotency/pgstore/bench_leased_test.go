@@ -129,7 +129,7 @@ var purgeRows = flag.Int("purge-rows", 200_000, "how many expired records Benchm
 // BenchmarkPurge is goal T1: a purge of expired records under load. It compares windows of commands (eight workers) with the purger
 // running and without it, throughput and the 99th percentile, and tells how many rows a second the purger removes meanwhile.
 //
-//	go test -run xxx -bench Purge -benchtime 1x -purge-rows 5000000 ./behaviors/idempotency/pgstore
+//	go test -run xxx -bench Purge -benchtime 1x ./behaviors/idempotency/pgstore -purge-rows 5000000
 func BenchmarkPurge(b *testing.B) {
 	for range b.N {
 		benchPurge(b)
