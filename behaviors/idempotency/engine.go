@@ -376,12 +376,19 @@ func (d *dispatch) finish(ctx context.Context, at Transaction, done Completion) 
 	}
 	// Nothing of it is there. If the server has ended the transaction because this process stood still, somebody else may have done
 	// the work since, and then that is the answer.
-	if rec, lookErr := d.look(ctx); lookErr == nil {
-		if a, readErr, decided := d.read(rec); decided && readErr != errBusy {
-			return a, readErr
-		}
+	if a, readErr, decided := d.lookAgain(ctx); decided && readErr != errBusy {
+		return a, readErr
 	}
 	return d.unavailable(ctx, err, requestctx.StateFreed)
+}
+
+// lookAgain decides by the record after something failed. A store that cannot be asked decides nothing.
+func (d *dispatch) lookAgain(ctx context.Context) (a answer, err error, decided bool) {
+	rec, err := d.look(ctx)
+	if err != nil {
+		return a, nil, false
+	}
+	return d.read(rec)
 }
 
 // recorded answers for an outcome that has just been committed.
@@ -407,10 +414,8 @@ func (d *dispatch) answerOf(rec *Record) (answer, error) {
 // failed answers a handler's error. What the handler ran into may have been the winner's work, seen before its record (where
 // no hint kept the two apart), so the record is looked at once before the error is believed.
 func (d *dispatch) failed(ctx context.Context, workErr error) (answer, error) {
-	if rec, err := d.look(ctx); err == nil {
-		if a, err, decided := d.read(rec); decided {
-			return a, err
-		}
+	if a, err, decided := d.lookAgain(ctx); decided {
+		return a, err
 	}
 	d.report(requestctx.StateFreed, "")
 	return answer{}, workErr
