@@ -120,6 +120,8 @@ type Request struct {
 	v Values
 
 	mu          sync.Mutex
+	tenant      string
+	bodySHA256  string
 	outcome     Outcome
 	externalRef string
 	attrs       []Attribute
@@ -136,7 +138,7 @@ func New(ctx context.Context, v Values) (context.Context, *Request) {
 	if v.KeyErr != nil {
 		v.Key = Key{}
 	}
-	r := &Request{v: v, externalRef: v.ExternalRef}
+	r := &Request{v: v, tenant: v.Scope.Tenant, externalRef: v.ExternalRef}
 	return context.WithValue(ctx, contextKey{}, r), r
 }
 
@@ -185,7 +187,42 @@ func (r *Request) Scope() Scope {
 	if r == nil {
 		return Scope{}
 	}
-	return r.v.Scope
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return Scope{Client: r.v.Scope.Client, Tenant: r.tenant}
+}
+
+// SetTenant says whose data it is, for an edge that learns it from the command: after decoding and before the dispatch. During a
+// dispatch it comes too late, and the key's scope is what it was.
+func (r *Request) SetTenant(tenant string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tenant = tenant
+}
+
+// BodySHA256 is the SHA-256 of the request's body as it came, in hexadecimal; empty where the edge has not taken it. It is for an
+// archive and is no part of the fingerprint (rule rec-9).
+func (r *Request) BodySHA256() string {
+	if r == nil {
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.bodySHA256
+}
+
+// SetBodySHA256 is how an edge says what the body's SHA-256 is. It is put on the log line as raw_body_sha256 as well.
+func (r *Request) SetBodySHA256(sum string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	r.bodySHA256 = sum
+	r.mu.Unlock()
+	r.Add("raw_body_sha256", sum)
 }
 
 // Source is where the request came in, as far as it separates keys.

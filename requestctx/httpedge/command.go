@@ -1,15 +1,15 @@
 package httpedge
 
 import (
-	"encoding/json"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net"
 	"net/http"
 	"reflect"
-	"strings"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/bus"
@@ -17,29 +17,38 @@ import (
 	"github.com/tekil-go/tekil/requestctx/internal/strictjson"
 )
 
-// Options says how a command's route reads its requests and renders its results. The zero Options reads the command from a
-// JSON body and answers 200 with the result as JSON.
+// Options says how a command's route reads its requests and renders its results. The zero Options reads the command from the
+// body and answers 200 with the result.
 type Options[C, R any] struct {
-	// Status is the status of a success, 200 to 299. Zero means 200, or 204 where the result is bus.None and Body is nil.
-	// With 204 and 205 no body is sent. 202 is refused for a command whose duplicates are answered with it while the first
+	// Status is the status of a success, 200 to 299. Zero means 200, or 204 where the result is bus.None, Body is nil and the edge
+	// has no Envelope. With 204 and 205 no body is sent. 202 is refused for a command whose duplicates are answered with it while the first
 	// attempt runs (idempotency.AnswerAccepted), because a caller could not tell work that is done from work that is not.
 	Status int
 	// Location gives the Location header from the result, on the first answer and on replays alike. Nil and "" mean none.
 	Location func(R) string
-	// Body gives what is rendered as JSON, such as the result with the id of this attempt beside it. Nil renders the result.
+	// Body gives what is rendered, such as the result with the id of this attempt beside it. Nil renders the result.
 	Body func(*requestctx.Request, R) any
 	// Fill puts into the command what does not stand in the body, such as path values, after decoding. An error of
 	// validation.Field, or several of them joined, is answered with 400 as a validation error, before the pipeline.
 	Fill func(*http.Request, *C) error
+	// Tenant says whose data it is where that stands in the command, such as the codes of a company and an organisation in its
+	// body (rule rec-8). It is asked after Fill, with the command in its normal form, in the place of [Config].Tenant, which then
+	// is not asked. "" is answered with 403 and the code TENANT_UNRESOLVED; an error with 400 where it is made of errors of
+	// validation.Field, by Statuses where its code stands there, and else with 500, as when the database is away. But a command
+	// that is not valid is answered with all that is wrong with it. It must not change anything.
+	Tenant func(*http.Request, C) (string, error)
 	// EmptyBody says that the request has no body: the command is what Fill makes of it, and a body is refused.
 	EmptyBody bool
+	// Preview is for [Check] alone: it says what would happen, as far as that can be known now, and is asked about commands
+	// that are valid. It must not change anything. Its errors are answered like those of a dispatch.
+	Preview func(context.Context, C) (any, error)
 }
 
 // QueryOptions says how a query's route reads its requests and renders its answers.
 type QueryOptions[Q, R any] struct {
 	// Parse makes the query from the request. Nil means the zero Q. Its errors are those of [Options].Fill.
 	Parse func(*http.Request) (Q, error)
-	// Body gives what is rendered as JSON. Nil renders the result.
+	// Body gives what is rendered. Nil renders the result.
 	Body func(*requestctx.Request, R) any
 }
 
@@ -50,9 +59,10 @@ type QueryOptions[Q, R any] struct {
 // A duplicate of a command that is still at work is answered with 409, or with 202 where the command's policy says
 // AnswerAccepted: see the package's documentation.
 //
-// The body must come as application/json or another type that ends in +json (415 otherwise, also when there is no
-// Content-Type, so that a plain HTML form of another site cannot send it), no longer than the edge's limit (413), and is
-// decoded strictly: unknown and repeated members are refused. The result is encoded before anything is written.
+// The body must come in one of the edge's formats, which without [Config].Codecs is application/json or another type that ends in
+// +json (415 otherwise, also when there is no Content-Type, so that a plain HTML form of another site cannot send it), no longer
+// than the edge's limit (413), and is decoded strictly: unknown and repeated members are refused. The result is encoded before
+// anything is written.
 //
 // The error joins what is wrong with the route. A command without a handler is a [*bus.UnhandledError] here, at start-up.
 func Command[C bus.Command[R], R any](e *Edge, b *bus.Bus, pattern string, o Options[C, R]) (http.Handler, error) {
@@ -71,16 +81,17 @@ func Command[C bus.Command[R], R any](e *Edge, b *bus.Bus, pattern string, o Opt
 	if err == nil && o.Status == http.StatusAccepted && answersAccepted[C]() {
 		problems = append(problems, errors.New("Status is 202, which is also the answer while the first attempt runs (its policy says AnswerAccepted); give what is done another, such as 200 or 201"))
 	}
-	if !o.EmptyBody {
-		problems = append(problems, strictjson.Check(reflect.TypeFor[C]()))
+	if o.Preview != nil {
+		problems = append(problems, errors.New("Preview is for a route made by Check"))
 	}
+	problems = append(problems, readable[C](e, o.EmptyBody)...)
 	if err := errors.Join(problems...); err != nil {
 		return nil, routeError[C](pattern, err)
 	}
+	ep.tenanted = o.Tenant != nil
 	return ep.handler(func(w *writer, r *http.Request, req *requestctx.Request) {
-		cmd, err := read(e, w, r, o)
-		if err != nil {
-			ep.refuse(w, r, req, err)
+		cmd, ok := read(ep, b, w, r, req, o)
+		if !ok {
 			return
 		}
 		res, err := send(r.Context(), cmd)
@@ -96,35 +107,47 @@ func Command[C bus.Command[R], R any](e *Edge, b *bus.Bus, pattern string, o Opt
 	}), nil
 }
 
-// Check makes the handler of a route that only says whether the command C would be let through to its claim (rule pipe-11):
-// 200 and {"request_id": …, "valid": true}, or the problem that [Command] would answer with. Of the options only Fill and
-// EmptyBody count. No key is read, and no idempotency header is sent.
+// Verdict is the body of a route made by [Check].
+type Verdict struct {
+	// RequestID is the id of this attempt.
+	RequestID string `json:"request_id"`
+	// Valid is true: what is not valid is answered with a problem.
+	Valid bool `json:"valid"`
+	// Preview is what [Options].Preview says.
+	Preview any `json:"preview,omitempty"`
+}
+
+// Check makes the handler of a route that only says whether the command C would be let through to its claim (rule pipe-11), and,
+// with [Options].Preview, what would then happen: 200 and a [Verdict], or the problem that [Command] would answer with. Of the
+// options only Fill, Tenant, EmptyBody and Preview count. No key is read, and no idempotency header is sent.
 func Check[C bus.Command[R], R any](e *Edge, b *bus.Bus, pattern string, o Options[C, R]) (http.Handler, error) {
 	_, err := bus.Bind[C](b)
 	ep := endpoint{edge: e, kind: reading, methods: []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}}
 	problems := append(ep.at(pattern), err)
-	if !o.EmptyBody {
-		problems = append(problems, strictjson.Check(reflect.TypeFor[C]()))
-	}
+	problems = append(problems, readable[C](e, o.EmptyBody)...)
 	if err := errors.Join(problems...); err != nil {
 		return nil, routeError[C](pattern, err)
 	}
-	type verdict struct {
-		RequestID string `json:"request_id"`
-		Valid     bool   `json:"valid"`
-	}
+	ep.tenanted = o.Tenant != nil
 	return ep.handler(func(w *writer, r *http.Request, req *requestctx.Request) {
-		cmd, err := read(e, w, r, o)
-		if err != nil {
-			ep.refuse(w, r, req, err)
+		cmd, ok := read(ep, b, w, r, req, o)
+		if !ok {
 			return
 		}
-		if err := bus.Check[C](r.Context(), b, cmd); err != nil {
+		err := bus.Check[C](r.Context(), b, cmd)
+		if err != nil {
 			ep.fail(w, req, err)
 			return
 		}
+		v := Verdict{RequestID: req.ID(), Valid: true}
+		if o.Preview != nil {
+			if v.Preview, err = o.Preview(r.Context(), normal(cmd)); err != nil {
+				ep.refuse(w, r, req, err) // the pipeline has not seen it
+				return
+			}
+		}
 		w.Header().Set("Cache-Control", "no-store")
-		ep.succeed(w, r, req, 0, "", verdict{req.ID(), true})
+		ep.succeed(w, r, req, 0, "", v)
 	}), nil
 }
 
@@ -202,20 +225,27 @@ func content[R any](body func(*requestctx.Request, R) any, req *requestctx.Reque
 // not half an answer; the outcome stands in the record all the same.
 func (ep endpoint) succeed(w *writer, r *http.Request, req *requestctx.Request, status int, location string, v any) {
 	_, empty := v.(nothing)
+	if empty {
+		v = nil
+	}
+	empty = empty && ep.edge.cfg.Envelope == nil
 	switch {
 	case status == 0 && empty:
 		status = http.StatusNoContent
 	case status == 0:
 		status = http.StatusOK
 	}
+	bodiless := empty || status == http.StatusNoContent || status == http.StatusResetContent
 	var body []byte
-	if !empty && status != http.StatusNoContent && status != http.StatusResetContent {
+	if !bodiless {
 		var err error
-		if body, err = json.Marshal(v); err != nil {
+		if ep.edge.cfg.Envelope != nil {
+			v = ep.edge.cfg.Envelope(req, Reply{Status: status, Result: v})
+		}
+		if body, err = w.codec.Encode(v); err != nil {
 			ep.refuse(w, r, req, err)
 			return
 		}
-		body = append(body, '\n')
 	}
 	h := w.Header()
 	if ep.kind == marked {
@@ -224,64 +254,102 @@ func (ep endpoint) succeed(w *writer, r *http.Request, req *requestctx.Request, 
 	if location != "" {
 		h.Set("Location", location)
 	}
-	if body == nil {
+	if bodiless {
 		w.WriteHeader(status)
 		return
 	}
-	send(w, status, "application/json", body)
+	send(w, status, w.codec.MediaType, body)
 }
 
-// read makes the command from a request.
-func read[C, R any](e *Edge, w http.ResponseWriter, r *http.Request, o Options[C, R]) (cmd C, err error) {
-	body, err := bodyOf(e, w, r, o.EmptyBody)
-	if err != nil {
-		return cmd, err
+// readable reports why the command cannot be read in a format of the edge.
+func readable[C any](e *Edge, empty bool) (problems []error) {
+	if e == nil || empty {
+		return nil
 	}
-	if !o.EmptyBody {
-		if err := strictjson.Decode(body, &cmd); err != nil {
-			return cmd, err
+	for _, c := range e.cfg.Codecs {
+		if c.Check != nil {
+			problems = append(problems, c.Check(reflect.TypeFor[C]()))
 		}
 	}
-	if o.Fill != nil {
+	return problems
+}
+
+// normal is the command in its normal form, as validation makes it.
+func normal[C any](cmd C) C {
+	if n, ok := any(cmd).(interface{ Normalize() C }); ok {
+		return n.Normalize()
+	}
+	return cmd
+}
+
+// read makes the command from a request. Where it cannot, it answers and reports ok = false.
+func read[C bus.Command[R], R any](ep endpoint, b *bus.Bus, w *writer, r *http.Request, req *requestctx.Request, o Options[C, R]) (cmd C, ok bool) {
+	body, codec, err := bodyOf(ep.edge, w, r, o.EmptyBody)
+	if err == nil && ep.edge.cfg.HashBodies {
+		sum := sha256.Sum256(body)
+		req.SetBodySHA256(hex.EncodeToString(sum[:]))
+	}
+	if err == nil && !o.EmptyBody {
+		err = decode(codec, body, &cmd)
+	}
+	if err == nil && o.Fill != nil {
 		err = o.Fill(r, &cmd)
 	}
-	return cmd, err
+	if err != nil {
+		ep.refuse(w, r, req, err)
+		return cmd, false
+	}
+	if o.Tenant == nil {
+		return cmd, true
+	}
+	tenant, err := o.Tenant(r, normal(cmd))
+	if err == nil && storable(tenant) {
+		req.SetTenant(tenant)
+		return cmd, true
+	}
+	// All that is wrong with the command says more than that its owner is not known, and that may be the reason for it.
+	if invalid := bus.Check[C](r.Context(), b, cmd); invalid != nil {
+		ep.fail(w, req, invalid)
+		return cmd, false
+	}
+	if err == nil {
+		err = errTenant
+	}
+	ep.refuse(w, r, req, err)
+	return cmd, false
+}
+
+// decode reads a body. What is wrong with it is told where the format has an error that is meant for that.
+func decode(c *Codec, body []byte, v any) error {
+	err := c.Decode(body, v)
+	if _, told := errors.AsType[*strictjson.Error](err); err == nil || told || len(fieldErrors(err, nil)) > 0 {
+		return err
+	}
+	return &edgeError{status: http.StatusBadRequest, code: codeMalformed, detail: "The body cannot be read as " + c.MediaType + "."}
 }
 
 // bodyOf reads the body of a request, which has none where empty is true.
-func bodyOf(e *Edge, w http.ResponseWriter, r *http.Request, empty bool) ([]byte, error) {
+func bodyOf(e *Edge, w http.ResponseWriter, r *http.Request, empty bool) (body []byte, codec *Codec, err error) {
 	limit := e.cfg.BodyLimit
 	if empty {
 		limit = 0
-	} else if err := checkType(r.Header); err != nil {
-		return nil, err
+	} else if codec, err = e.reader(r.Header); err != nil {
+		return nil, nil, err
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if err == nil {
-		return body, nil
+		return body, codec, nil
 	}
 	var timeout net.Error
 	switch _, tooLong := errors.AsType[*http.MaxBytesError](err); {
 	case tooLong && empty:
-		return nil, &edgeError{status: http.StatusBadRequest, code: "MALFORMED_REQUEST", detail: "This route takes no body."}
+		err = &edgeError{status: http.StatusBadRequest, code: codeMalformed, detail: "This route takes no body."}
 	case tooLong:
-		return nil, &edgeError{status: http.StatusRequestEntityTooLarge, code: "BODY_TOO_LARGE", detail: fmt.Sprintf("The body is longer than %d bytes.", limit)}
+		err = &edgeError{status: http.StatusRequestEntityTooLarge, code: "BODY_TOO_LARGE", detail: fmt.Sprintf("The body is longer than %d bytes.", limit)}
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return nil, &edgeError{status: http.StatusRequestTimeout, code: "REQUEST_TIMEOUT", detail: "The body did not arrive in time."}
+		err = &edgeError{status: http.StatusRequestTimeout, code: "REQUEST_TIMEOUT", detail: "The body did not arrive in time."}
+	default:
+		err = &edgeError{status: http.StatusBadRequest, code: codeMalformed, detail: "The body did not arrive whole."}
 	}
-	return nil, &edgeError{status: http.StatusBadRequest, code: "MALFORMED_REQUEST", detail: "The body did not arrive whole."}
-}
-
-// checkType refuses what is not JSON in UTF-8 as it stands.
-func checkType(h http.Header) error {
-	mediaType, params, err := mime.ParseMediaType(h.Get("Content-Type"))
-	charset := strings.ToLower(params["charset"])
-	encoding := strings.ToLower(h.Get("Content-Encoding"))
-	switch {
-	case err != nil, mediaType != "application/json" && !(strings.HasPrefix(mediaType, "application/") && strings.HasSuffix(mediaType, "+json")):
-		return &edgeError{status: http.StatusUnsupportedMediaType, code: "UNSUPPORTED_MEDIA_TYPE", detail: "The body must be sent as application/json."}
-	case charset != "" && charset != "utf-8", encoding != "" && encoding != "identity":
-		return &edgeError{status: http.StatusUnsupportedMediaType, code: "UNSUPPORTED_MEDIA_TYPE", detail: "The body must be JSON in UTF-8 without a content encoding."}
-	}
-	return nil
+	return nil, nil, err
 }

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
@@ -17,7 +20,7 @@ import (
 // DefaultBodyLimit is how long a request's body may be: 1 MiB.
 const DefaultBodyLimit = 1 << 20
 
-// The headers of rule http-2. X-Request-ID and the last two are never read from a request.
+// The headers of rule http-2. The last two are never read from a request, and X-Request-ID only from that of a proxy which is trusted.
 const (
 	requestIDHeader = "X-Request-Id" // in the form that http.Header keeps
 	keyHeader       = "Idempotency-Key"
@@ -40,6 +43,24 @@ type Config struct {
 	Tenant func(*http.Request) (string, error)
 	// BodyLimit is how many bytes a request's body may have. Zero means [DefaultBodyLimit].
 	BodyLimit int64
+	// Codecs are the formats of bodies. The Content-Type of a request says which one it comes in, and Accept which one is
+	// answered with; an Accept that excludes all of them is answered with 406 and the code NOT_ACCEPTABLE, before the pipeline.
+	// Where Accept prefers none, the answer comes in the request's own, and that of a request without a body in the first. A
+	// replay is no exception (rule rec-9): it is written in the format that the retry asks for. Nil means [JSON] alone, and with
+	// one format Accept is not read.
+	Codecs []Codec
+	// Envelope makes the body of every answer that has one, from what it says. It must only read, and put nothing into the
+	// answer that the reply does not hold but the id of this attempt, or replays would differ from first answers. Nil means none:
+	// results are sent as they are and errors as problem details.
+	Envelope func(*requestctx.Request, Reply) any
+	// HashBodies takes the SHA-256 of each body as it came: for [requestctx.Request.BodySHA256], and as raw_body_sha256 on the
+	// log line. It is for an archive, and shows where two requests of one key were not written alike. The fingerprint does not
+	// know it (rule rec-9).
+	HashBodies bool
+	// TrustedProxies are the addresses whose X-Request-ID is believed: it becomes the id of the attempt, if it is one header of 1
+	// to 128 characters A-Z a-z 0-9 . _ : -. Otherwise, and for all other senders, the id is made here. The sender is who has opened
+	// the connection; no header is asked for that. It must be the proxy that makes the id, or it must drop what callers send.
+	TrustedProxies []netip.Prefix
 	// Statuses gives codes their HTTP status, 400 to 599. They are the codes of the application's own errors: final
 	// refusals, which without an entry are answered with 422, and all others, which without an entry are answered with 500
 	// and the code INTERNAL. A code of this module may be given another status as well, such as IDEMPOTENCY_KEY_CONFLICT
@@ -51,6 +72,11 @@ type Config struct {
 	// DescribedBy is the URL of a page that says how to use the key, for the Link header of the answer to a request that has
 	// none. Empty means no such header.
 	DescribedBy string
+	// Preset says by which statuses keys are refused. Zero is [House].
+	Preset Preset
+	// RetryAfter is the Retry-After of answers 503 and 500 after which the same request may be sent again, and of operations in
+	// progress. Zero means 2 seconds. That of a duplicate is registry.Config.RetryAfter.
+	RetryAfter time.Duration
 	// Operations is where callers find what is done for them: the pattern of the route that [Operations] serves, such as
 	// "/api/v1/operations/{id}", with the id as its only parameter. It goes, with the id in place, into the Location header of
 	// 202 answers. Empty means no such header.
@@ -82,6 +108,29 @@ func New(cfg Config) (*Edge, error) {
 	}
 	if cfg.BodyLimit == 0 {
 		cfg.BodyLimit = DefaultBodyLimit
+	}
+	if cfg.RetryAfter < 0 {
+		bad("RetryAfter is %v; it must not be negative", cfg.RetryAfter)
+	}
+	if cfg.RetryAfter == 0 {
+		cfg.RetryAfter = defaultRetryAfter
+	}
+	if cfg.Preset != House && cfg.Preset != IETFDraft {
+		bad("Preset %d does not exist; use House or IETFDraft", cfg.Preset)
+	}
+	if cfg.Codecs = slices.Clone(cfg.Codecs); len(cfg.Codecs) == 0 {
+		cfg.Codecs = []Codec{JSON()}
+	}
+	for i, c := range cfg.Codecs {
+		if err := c.problem(); err != nil {
+			bad("Codecs[%d]: %w", i, err)
+		}
+	}
+	cfg.TrustedProxies = slices.Clone(cfg.TrustedProxies)
+	for i, p := range cfg.TrustedProxies {
+		if !p.IsValid() {
+			bad("TrustedProxies[%d] is not valid; make it with netip.ParsePrefix, such as 10.0.0.0/8", i)
+		}
 	}
 	statuses := make(map[string]int, len(cfg.Statuses))
 	for code, status := range cfg.Statuses {
@@ -136,8 +185,8 @@ func (e *Edge) Middleware(pattern string) func(http.Handler) http.Handler {
 	}
 }
 
-// scope says whose key it is.
-func (e *Edge) scope(r *http.Request) (requestctx.Scope, error) {
+// scope says whose key it is, without the tenant where that stands in the command.
+func (e *Edge) scope(r *http.Request, tenant bool) (requestctx.Scope, error) {
 	var s requestctx.Scope
 	var err error
 	if e.cfg.Principal != nil {
@@ -151,7 +200,7 @@ func (e *Edge) scope(r *http.Request) (requestctx.Scope, error) {
 	case s.Client == requestctx.Anonymous && !e.cfg.Anonymous, !storable(s.Client):
 		return requestctx.Scope{}, errUnauthenticated
 	}
-	if e.cfg.Tenant != nil {
+	if e.cfg.Tenant != nil && tenant {
 		if s.Tenant, err = e.cfg.Tenant(r); err != nil {
 			return requestctx.Scope{Client: s.Client}, e.own(err, errTenant)
 		}
@@ -160,6 +209,25 @@ func (e *Edge) scope(r *http.Request) (requestctx.Scope, error) {
 		}
 	}
 	return s, nil
+}
+
+// requestID is the id of the attempt: that of a proxy which is trusted, or a new one.
+func (e *Edge) requestID(r *http.Request) string {
+	if len(e.cfg.TrustedProxies) > 0 {
+		sender, err := netip.ParseAddrPort(r.RemoteAddr)
+		trusted := func(p netip.Prefix) bool { return p.Contains(sender.Addr().Unmap().WithZone("")) }
+		if ids := r.Header.Values(requestIDHeader); err == nil && len(ids) == 1 && goodID(ids[0]) && slices.ContainsFunc(e.cfg.TrustedProxies, trusted) {
+			return ids[0]
+		}
+	}
+	return requestctx.NewID()
+}
+
+// goodID reports whether s can be an attempt's id: what a key may be, and shorter too.
+func goodID(s string) bool {
+	return len(s) >= 1 && len(s) <= 128 && !strings.ContainsFunc(s, func(c rune) bool {
+		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("._:-", c))
+	})
 }
 
 // own keeps an error that the application has given a status, and replaces any other.
@@ -185,18 +253,23 @@ const (
 
 // endpoint is one route of an edge.
 type endpoint struct {
-	edge    *Edge
-	route   route
-	kind    kind
-	methods []string // the methods it answers; none means all
+	edge     *Edge
+	route    route
+	kind     kind
+	methods  []string // the methods it answers; none means all
+	tenanted bool     // whose data it is stands in the command
 }
 
 // handler makes a request context for each request and does not let a panic out.
 func (ep endpoint) handler(next func(*writer, *http.Request, *requestctx.Request)) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		w := &writer{ResponseWriter: rw}
+		codec, acceptable := ep.edge.writerOf(r.Header)
+		w := &writer{ResponseWriter: rw, codec: codec}
+		if len(ep.edge.cfg.Codecs) > 1 {
+			w.Header().Add("Vary", "Accept")
+		}
 		values := ep.route.match(r.URL)
-		v := requestctx.Values{ID: requestctx.NewID(), Source: ep.route.source(r.Method), Resource: ep.route.resource(r.URL, values)}
+		v := requestctx.Values{ID: ep.edge.requestID(r), Source: ep.route.source(r.Method), Resource: ep.route.resource(r.URL, values)}
 		if ep.kind != reading && r.Method != http.MethodGet && r.Method != http.MethodHead {
 			v.Key, v.KeyErr = keyOf(r.Header)
 		}
@@ -210,7 +283,7 @@ func (ep endpoint) handler(next func(*writer, *http.Request, *requestctx.Request
 				ep.panicked(w, r, req, p)
 			}
 		}()
-		scope, err := ep.edge.scope(r)
+		scope, err := ep.edge.scope(r, !ep.tenanted)
 		v.Scope = scope
 		ctx, made := requestctx.New(r.Context(), v)
 		req, r = made, r.WithContext(ctx)
@@ -220,6 +293,8 @@ func (ep endpoint) handler(next func(*writer, *http.Request, *requestctx.Request
 		case !ep.allows(r.Method):
 			w.Header().Set("Allow", strings.Join(ep.methods, ", "))
 			ep.refuse(w, r, req, &edgeError{status: http.StatusMethodNotAllowed, code: "METHOD_NOT_ALLOWED", detail: "This route does not have that method."})
+		case !acceptable && ep.kind != foreign:
+			ep.refuse(w, r, req, &edgeError{status: http.StatusNotAcceptable, code: "NOT_ACCEPTABLE", detail: "The answer can be had as " + ep.edge.formats() + "; the Accept header excludes that."})
 		default:
 			ep.route.setPathValues(r, values)
 			next(w, r, req)
@@ -256,11 +331,11 @@ func (ep endpoint) fail(w *writer, req *requestctx.Request, err error) {
 	ep.write(w, req, ep.answer(req, err))
 }
 
-func (ep endpoint) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
+func (ep endpoint) write(w *writer, req *requestctx.Request, a answer) {
 	if ep.kind == marked {
 		outcomeHeaders(w.Header(), req)
 	}
-	ep.edge.write(w, req, a)
+	ep.edge.write(w, w.codec, req, a)
 }
 
 // panicked ends a request that panicked. The value of the panic may be a command, so only its type and place are logged.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
@@ -111,7 +110,7 @@ func Operations(e *Edge, store idempotency.Store, pattern string, guards []bus.G
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
 		if op.State == idempotency.OperationInProgress {
-			h.Set("Retry-After", strconv.Itoa(int(retryAfter.Seconds())))
+			h.Set("Retry-After", seconds(e.cfg.RetryAfter))
 		}
 		op.RequestID = req.ID()
 		ep.succeed(w, r, req, http.StatusOK, "", op)
@@ -170,10 +169,18 @@ func (ep endpoint) withhold(w *writer, r *http.Request, req *requestctx.Request,
 }
 
 // accept answers a duplicate of long work: look at the operation.
-func (e *Edge) accept(w http.ResponseWriter, req *requestctx.Request, operation string) {
+func (e *Edge) accept(w http.ResponseWriter, c *Codec, req *requestctx.Request, operation string) {
 	if e.operations != [2]string{} {
 		w.Header().Set("Location", e.operations[0]+operation+e.operations[1])
 	}
-	body, _ := json.Marshal(Operation{RequestID: req.ID(), OperationID: operation, State: idempotency.OperationInProgress}) // three texts
-	send(w, http.StatusAccepted, "application/json", append(body, '\n'))
+	op := Operation{RequestID: req.ID(), OperationID: operation, State: idempotency.OperationInProgress}
+	var v any = op
+	if e.cfg.Envelope != nil {
+		v = e.cfg.Envelope(req, Reply{Status: http.StatusAccepted, Operation: &op})
+	}
+	body, err := c.Encode(v)
+	if err != nil {
+		body, _ = c.Encode(op) // three texts
+	}
+	send(w, http.StatusAccepted, c.MediaType, body)
 }

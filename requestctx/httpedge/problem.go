@@ -33,7 +33,7 @@ const (
 
 // Problem is the body of every error answer: problem details by RFC 9457 in the form application/problem+json.
 type Problem struct {
-	// Type is always "about:blank": Code says what the problem is.
+	// Type is "about:blank", as Code says what the problem is; see [IETFDraft] for the exception.
 	Type string `json:"type"`
 	// Title is the phrase of the status.
 	Title  string `json:"title"`
@@ -59,10 +59,36 @@ type Problem struct {
 const conflictMessage = "The Idempotency-Key has already been used with a different request payload."
 
 const (
-	codeInternal = "INTERNAL"
-	// retryAfter is when to come again after a failure that passes.
-	retryAfter = 2 * time.Second
+	codeInternal  = "INTERNAL"
+	codeMalformed = "MALFORMED_REQUEST"
+	// defaultRetryAfter is when to come again after a failure that passes.
+	defaultRetryAfter = 2 * time.Second
 )
+
+// Preset is by which statuses keys are refused. [Config].Statuses has the last word.
+type Preset int
+
+const (
+	// House is the default: a key with another payload is 409, as [Status] has it.
+	House Preset = iota
+	// IETFDraft is as the draft of the Idempotency-Key header has it: a key with another payload is 422, and a missing key and one
+	// whose request is being processed stay 400 and 409. The type of these problems is [Config].DescribedBy, where that is set.
+	IETFDraft
+)
+
+// Reply is what an answer says, for [Config].Envelope. One of Problem and Operation is set, or neither; a success may have no
+// result.
+type Reply struct {
+	// Status is the answer's status.
+	Status int
+	// Result is what a success says: the command's or query's result or what Options.Body makes of it, the [Verdict] of a
+	// [Check], the [Operation] of a route made by [Operations]. It is nil where there is none.
+	Result any
+	// Problem is what an error says.
+	Problem *Problem
+	// Operation is what a duplicate of long work is told with 202: neither a success nor an error.
+	Operation *Operation
+}
 
 // edgeError is an error that arises before the pipeline. Its detail is for the caller. The zero retry is SameKey.
 type edgeError struct {
@@ -94,6 +120,8 @@ type answer struct {
 	operation  string // what is in progress
 	accepted   bool   // it is no problem: the caller is to look at the operation
 	keyless    bool   // for want of a key
+	about      bool   // it is one of the three errors that the IETF's draft describes
+	draft      int    // the status of the draft, where it is another
 	general    bool   // nothing is known about the error; a code of the application's says more
 }
 
@@ -199,7 +227,7 @@ func classify(err error, again bool) answer {
 	}
 	if e, ok := errors.AsType[*idempotency.KeyMissingError](err); ok {
 		return answer{
-			status: 400, code: e.Code(), retry: NewKey, keyless: true,
+			status: 400, code: e.Code(), retry: NewKey, keyless: true, about: true,
 			detail: "This request needs an Idempotency-Key header: a key made once for what is intended, and sent with every try.",
 		}
 	}
@@ -210,11 +238,11 @@ func classify(err error, again bool) answer {
 		return answer{status: 400, code: e.Code(), retry: NewKey, detail: "The Idempotency-Key header was refused."}
 	}
 	if e, ok := errors.AsType[*idempotency.ConflictError](err); ok {
-		return answer{status: 409, code: e.Code(), retry: Never, detail: conflictMessage}
+		return answer{status: 409, code: e.Code(), retry: Never, detail: conflictMessage, about: true, draft: http.StatusUnprocessableEntity}
 	}
 	if e, ok := errors.AsType[*idempotency.InProgressError](err); ok {
 		return answer{
-			status: 409, code: e.Code(), retry: SameKey, retryAfter: e.RetryAfter, operation: e.OperationID, accepted: e.Accepted,
+			status: 409, code: e.Code(), retry: SameKey, retryAfter: e.RetryAfter, operation: e.OperationID, accepted: e.Accepted, about: true,
 			detail: "A request with this Idempotency-Key is being processed. Ask again with the same key.",
 		}
 	}
@@ -313,11 +341,18 @@ func (e *Edge) answerTo(err error, again bool) answer {
 			a.code, a.detail = code, ""
 		}
 	}
+	if a.about && e.cfg.Preset == IETFDraft {
+		if a.draft != 0 {
+			a.status = a.draft
+		}
+	} else {
+		a.about = false
+	}
 	if status := e.cfg.Statuses[a.code]; status != 0 {
 		a.status = status
 	}
 	if a.retryAfter == 0 && a.retry == SameKey && (a.status == http.StatusServiceUnavailable || a.code == codeInternal) {
-		a.retryAfter = retryAfter
+		a.retryAfter = e.cfg.RetryAfter
 	}
 	return a
 }
@@ -331,15 +366,15 @@ func (ep endpoint) answer(req *requestctx.Request, err error) answer {
 	return a
 }
 
-// write sends the answer to an error. Nothing may have been written before.
-func (e *Edge) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
+// write sends the answer to an error in the format c. Nothing may have been written before.
+func (e *Edge) write(w http.ResponseWriter, c *Codec, req *requestctx.Request, a answer) {
 	h := w.Header()
 	for _, name := range [...]string{"Location", "Etag", "Last-Modified", "Content-Encoding"} { // of an answer that was not to be
 		h.Del(name)
 	}
 	h.Set("Cache-Control", "no-store")
 	if a.retryAfter > 0 {
-		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(a.retryAfter.Seconds()))))
+		h.Set("Retry-After", seconds(a.retryAfter))
 	}
 	if a.keyless && e.cfg.DescribedBy != "" {
 		h.Add("Link", "<"+e.cfg.DescribedBy+`>; rel="describedby"`)
@@ -348,20 +383,43 @@ func (e *Edge) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
 		h.Set("WWW-Authenticate", e.cfg.Challenge)
 	}
 	if a.accepted {
-		e.accept(w, req, a.operation)
+		e.accept(w, c, req, a.operation)
 		return
 	}
 	p := Problem{
 		Type: "about:blank", Title: http.StatusText(a.status), Status: a.status, Detail: a.detail, Code: a.code, Retry: a.retry,
 		RequestID: req.ID(), OperationID: a.operation, Errors: a.errors, Data: a.data,
 	}
-	body, err := json.Marshal(p)
+	if a.about && e.cfg.DescribedBy != "" {
+		p.Type = e.cfg.DescribedBy
+	}
+	body, contentType, err := e.problem(c, req, p)
 	if err != nil { // Data of a damaged record
 		p.Data = nil
-		body, _ = json.Marshal(p)
+		body, contentType, err = e.problem(c, req, p)
 	}
-	send(w, a.status, "application/problem+json", append(body, '\n'))
+	if err != nil { // an envelope or a format of the application's
+		body, contentType, _ = JSON().encodeProblem(p)
+	}
+	send(w, a.status, contentType, body)
 }
+
+// problem writes a problem in the format c, in the envelope if there is one.
+func (e *Edge) problem(c *Codec, req *requestctx.Request, p Problem) (body []byte, contentType string, err error) {
+	defer func() {
+		if recover() != nil { // it may be what has brought the problem about
+			err = errPanic
+		}
+	}()
+	if e.cfg.Envelope == nil {
+		return c.encodeProblem(p)
+	}
+	body, err = c.Encode(e.cfg.Envelope(req, Reply{Status: p.Status, Problem: &p}))
+	return body, c.MediaType, err
+}
+
+// seconds is a header's form of a time to wait, which is whole.
+func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
 
 // WriteProblem answers a request behind [Edge.Middleware] with the problem that err is, and with the headers that
 // [Edge.SetHeaders] sets. Nothing may have been written before. What is in progress and Accepted is answered with 202, as by
@@ -369,7 +427,8 @@ func (e *Edge) write(w http.ResponseWriter, req *requestctx.Request, a answer) {
 func (e *Edge) WriteProblem(w http.ResponseWriter, r *http.Request, err error) {
 	req := requestctx.From(r.Context())
 	e.SetHeaders(w, r)
-	e.write(w, req, endpoint{edge: e}.answer(req, err))
+	codec, _ := e.writerOf(r.Header)
+	e.write(w, codec, req, endpoint{edge: e}.answer(req, err))
 }
 
 // SetHeaders sets the headers of rule http-2 on an answer, as far as the dispatch has come to the idempotency stage: after

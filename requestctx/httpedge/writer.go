@@ -12,6 +12,7 @@ import (
 type writer struct {
 	http.ResponseWriter
 	wrote bool
+	codec *Codec // of the answer
 }
 
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
