@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -435,6 +436,46 @@ func TestBuildRefuses(t *testing.T) {
 			},
 			want: []string{"{1}: shop.panicky: building its pipeline panicked (runtime error: invalid memory address or nil pointer dereference); its method Idempotency is called on the zero value and must return a constant"},
 		},
+		"a deployment that changes what belongs to the type": {
+			register: func(r *registry.Registry) []string {
+				registry.Handle(r, serve[inner, placed], registry.Tune[inner, placed](func(p *idempotency.Policy) {
+					*p = idempotency.Policy{
+						Mode: idempotency.Leased, Retention: 48 * time.Hour, AfterExpiry: idempotency.Tombstone, Wait: time.Second, Deadline: time.Second,
+						Version: 1, Isolation: idempotency.Serializable, KeyOptional: true, Results: idempotency.OmitResult, Strict: true, Takeover: idempotency.Refuse, Duplicate: idempotency.AnswerAccepted,
+					}
+				}))
+				return []string{above(6)}
+			},
+			want: tuneProblems("{1}: shop.inner: ", "Mode", "atomic", "leased", "AfterExpiry", "reuse", "tombstone", "Version", "0", "1",
+				"Isolation", "read committed", "serializable", "Results", "kept", "omitted", "Strict", "false", "true", "Takeover", "run again", "refuse", "Duplicate", "in progress", "accepted"),
+		},
+		"a deployment that goes out of bounds": {
+			register: func(r *registry.Registry) []string {
+				registry.Handle(r, serve[inner, placed], registry.Tune[inner, placed](func(p *idempotency.Policy) { p.Retention = time.Hour }))
+				one := above(1)
+				registry.Handle(r, serve[remit, placed], registry.Reconcile(remitted), registry.Tune[remit, placed](func(p *idempotency.Policy) { p.Lease = time.Second }))
+				return []string{one, above(1)}
+			},
+			want: []string{
+				"{1}: shop.inner: Retention is 1h0m0s; less than 24h0m0s forgets the key before a client has stopped retrying; set ShortRetention if that is meant",
+				"{2}: bank.remit: Lease is 1s; it must be between 30s and 1h0m0s",
+			},
+		},
+		"a deployment that says nothing, panics, or tunes what has no policy": {
+			register: func(r *registry.Registry) []string {
+				registry.Handle(r, serve[inner, placed], registry.Tune[inner, placed](nil))
+				one := above(1)
+				registry.Handle(r, serve[remit, placed], registry.Reconcile(remitted), registry.Tune[remit, placed](func(*idempotency.Policy) { panic("no such variable") }))
+				two := above(1)
+				registry.Handle(r, serve[note, bus.None], registry.Tune[note, bus.None](func(*idempotency.Policy) {}))
+				return []string{one, two, above(1)}
+			},
+			want: []string{
+				"{1}: shop.inner: the function given to registry.Tune is nil",
+				"{2}: bank.remit: the function given to registry.Tune panicked (no such variable)",
+				"{3}: shop.note: its policy is adjusted for this deployment and it is not marked idempotent, so it has none",
+			},
+		},
 		"a nil handler": {
 			register: func(r *registry.Registry) []string {
 				registry.Handle[note, bus.None](r, nil)
@@ -460,8 +501,19 @@ func TestBuildRefuses(t *testing.T) {
 			want: []string{"registry: Config.Around[0] is nil"},
 		},
 		"a short secret": {
-			cfg:  func(cfg *registry.Config) { cfg.Secret = []byte("too short") },
-			want: []string{"idempotency: Config.Secret is shorter than 32 bytes"},
+			cfg:  func(cfg *registry.Config) { cfg.Secrets = []idempotency.Secret{{Key: []byte("too short")}} },
+			want: []string{"idempotency: the key of Config.Secrets[0] is shorter than 32 bytes"},
+		},
+		"secrets whose versions are wrong": {
+			cfg: func(cfg *registry.Config) {
+				key := make([]byte, 32)
+				cfg.Secrets = []idempotency.Secret{{Version: 31, Key: key}, {Version: -1, Key: key}, {Version: 7, Key: key}, {Version: 7, Key: key}}
+			},
+			want: []string{
+				"idempotency: Config.Secrets[0] has the version 31; it must be between 0 and 30",
+				"idempotency: Config.Secrets[1] has the version -1; it must be between 0 and 30",
+				"idempotency: Config.Secrets has two keys of the version 7; give the new one the next version",
+			},
 		},
 		"a negative RetryAfter": {
 			cfg:  func(cfg *registry.Config) { cfg.RetryAfter = -time.Second },
@@ -483,7 +535,14 @@ func TestBuildRefuses(t *testing.T) {
 				registry.Handle(r, serve[secret, placed])
 				return []string{above(1)}
 			},
-			want: []string{`{1}: shop.secret: it has fields tagged idempotency:"secret" and no secret is set (Config.Secret, at least 32 bytes)`},
+			want: []string{`{1}: shop.secret: it has fields tagged idempotency:"secret" and no secret is set (Config.Secrets, at least 32 bytes)`},
+		},
+		"a result to be sealed without a sealer": {
+			register: func(r *registry.Registry) []string {
+				registry.Handle(r, serve[transfer, bus.None])
+				return []string{above(1)}
+			},
+			want: []string{"{1}: bank.transfer: its policy says SealResult and no sealer is set (Config.Sealer, such as idempotency.NewSealer makes)"},
 		},
 		"names that are none": {
 			register: func(r *registry.Registry) []string {
@@ -509,7 +568,7 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"everything at once": {
 			cfg: func(cfg *registry.Config) {
-				cfg.Logger, cfg.Admit, cfg.Store, cfg.Secret = nil, []bus.Guard{nil}, brokenStore{memstore.New()}, []byte("short")
+				cfg.Logger, cfg.Admit, cfg.Store, cfg.Secrets = nil, []bus.Guard{nil}, brokenStore{memstore.New()}, []idempotency.Secret{{Key: []byte("short")}}
 			},
 			register: func(r *registry.Registry) []string {
 				registry.Handle[mistake, placed](r, nil)
@@ -523,7 +582,7 @@ func TestBuildRefuses(t *testing.T) {
 			},
 			want: []string{
 				"logging: Config.Logger is nil; give it a logger, or zap.NewNop() to log nothing",
-				"idempotency: Config.Secret is shorter than 32 bytes",
+				"idempotency: the key of Config.Secrets[0] is shorter than 32 bytes",
 				"registry: Config.Admit[0] is nil",
 				"store: the schema is of version 1, and this program needs 2",
 				"store: fsync is off",
@@ -572,6 +631,15 @@ func TestBuildRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// tuneProblems are the problems of fields that a deployment must not change: name, old value, new value, and so on.
+func tuneProblems(before string, fields ...string) (problems []string) {
+	for f := range slices.Chunk(fields, 3) {
+		problems = append(problems, before+f[0]+" is changed for this deployment from "+f[1]+" to "+f[2]+", and belongs to the command's type: "+
+			"records and answers would mean other things here than elsewhere; change it in the type's method Idempotency")
+	}
+	return problems
 }
 
 // The whole text as it stands on a terminal.

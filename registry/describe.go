@@ -47,10 +47,14 @@ type IdempotencyDescription struct {
 	Isolation   string `json:"isolation"`
 	Version     int    `json:"version"`
 	Strict      bool   `json:"strict"`
+	// Results says what the record keeps of the result, and up to which size.
+	Results string `json:"results"`
 	// Lease, Takeover and MaxAttempts are set for Leased commands.
 	Lease       string `json:"lease,omitempty"`
 	Takeover    string `json:"takeover,omitempty"`
 	MaxAttempts int    `json:"max_attempts,omitempty"`
+	// Tuned names what [Tune] has changed of the type's own policy, by the fields of idempotency.Policy; nil for nothing.
+	Tuned []string `json:"tuned,omitempty"`
 }
 
 // Describe says what was built. Before Build has succeeded it is empty.
@@ -76,19 +80,20 @@ func describe(it item, p *parts) CommandDescription {
 	stage("permit", len(p.cfg.Permit))
 	if p.plan.Marked {
 		d.Stages = append(d.Stages, "idempotency")
-		d.Idempotency = protection(p.plan.Policy, p.cfg.RequireTenant)
+		d.Idempotency = protection(p.plan, p.cfg.RequireTenant)
 	}
 	stage("around", len(p.cfg.Around))
 	d.Stages = append(d.Stages, "handler")
 	return d
 }
 
-func protection(policy idempotency.Policy, requireTenant bool) *IdempotencyDescription {
+func protection(plan idempotency.Plan, requireTenant bool) *IdempotencyDescription {
+	policy := plan.Policy
 	d := &IdempotencyDescription{
 		Mode: policy.Mode.String(), Scope: "client, tenant (may be empty), source, command, key", Key: "required",
 		Retention: policy.Retention.String(), AfterExpiry: policy.AfterExpiry.String(), Deadline: policy.Deadline.String(),
 		Duplicate: fmt.Sprintf("waits %v, then in progress", policy.Wait), Isolation: policy.Isolation.String(),
-		Version: policy.Version, Strict: policy.Strict,
+		Version: policy.Version, Strict: policy.Strict, Results: kept(policy), Tuned: plan.Tuned,
 	}
 	if requireTenant {
 		d.Scope = "client, tenant, source, command, key"
@@ -111,6 +116,16 @@ func protection(policy idempotency.Policy, requireTenant bool) *IdempotencyDescr
 	return d
 }
 
+func kept(policy idempotency.Policy) string {
+	switch {
+	case policy.Results == idempotency.OmitResult:
+		return policy.Results.String()
+	case policy.ResultLimit < 0:
+		return policy.Results.String() + ", of any size"
+	}
+	return fmt.Sprintf("%s up to %d bytes", policy.Results, policy.ResultLimit)
+}
+
 func (d *Description) sort() {
 	sort.Slice(d.Commands, func(i, j int) bool { return d.Commands[i].Name < d.Commands[j].Name })
 }
@@ -127,10 +142,13 @@ func (d Description) String() string {
 	for _, c := range d.Commands {
 		fmt.Fprintf(&s, "%s %s (%s -> %s)\n  stages: %s\n", c.Kind, c.Name, c.Type, c.Result, strings.Join(c.Stages, " -> "))
 		if i := c.Idempotency; i != nil {
-			fmt.Fprintf(&s, "  idempotent: %s, key %s, scope %s\n  retention %s then %s; duplicate %s; deadline %s; %s; version %d; strict %t\n",
-				i.Mode, i.Key, i.Scope, i.Retention, i.AfterExpiry, i.Duplicate, i.Deadline, i.Isolation, i.Version, i.Strict)
+			fmt.Fprintf(&s, "  idempotent: %s, key %s, scope %s\n  retention %s then %s; duplicate %s; deadline %s; %s; version %d; strict %t; results %s\n",
+				i.Mode, i.Key, i.Scope, i.Retention, i.AfterExpiry, i.Duplicate, i.Deadline, i.Isolation, i.Version, i.Strict, i.Results)
 			if i.Lease != "" {
 				fmt.Fprintf(&s, "  lease %s, takeover %s, at most %d attempts\n", i.Lease, i.Takeover, i.MaxAttempts)
+			}
+			if i.Tuned != nil {
+				fmt.Fprintf(&s, "  tuned for this deployment: %s\n", strings.Join(i.Tuned, ", "))
 			}
 		} else if c.Kind == "command" {
 			s.WriteString("  not idempotent\n")

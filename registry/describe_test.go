@@ -23,7 +23,7 @@ func (transfer) CommandName() bus.Name[bus.None] { return "bank.transfer" }
 func (transfer) Idempotency() idempotency.Policy {
 	return idempotency.Policy{
 		Retention: 720 * time.Hour, AfterExpiry: idempotency.Tombstone, Wait: -1, Deadline: 10 * time.Second, Version: 3,
-		Isolation: idempotency.Serializable, KeyOptional: true, Strict: true,
+		Isolation: idempotency.Serializable, KeyOptional: true, Strict: true, Results: idempotency.SealResult, ResultLimit: 1000,
 	}
 }
 
@@ -34,8 +34,22 @@ func (remit) CommandName() bus.Name[placed] { return "bank.remit" }
 func (remit) Idempotency() idempotency.Policy {
 	return idempotency.Policy{
 		Mode: idempotency.Leased, Lease: time.Minute, Takeover: idempotency.Reconcile, MaxAttempts: 3,
-		Duplicate: idempotency.AnswerAccepted, RelaxedClaim: true,
+		Duplicate: idempotency.AnswerAccepted, RelaxedClaim: true, Results: idempotency.OmitResult,
 	}
+}
+
+// tuned is Leased, and the deployment has something to say about it.
+type tuned struct{ Amount int64 }
+
+func (tuned) CommandName() bus.Name[placed] { return "bank.tuned" }
+func (tuned) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Mode: idempotency.Leased, Retention: 48 * time.Hour, Wait: time.Second, MaxAttempts: 3}
+}
+
+// environment changes all that a deployment may change, but the wait, which it sets to what it is.
+func environment(p *idempotency.Policy) {
+	p.Retention, p.ShortRetention, p.Wait, p.Deadline, p.KeyOptional = 2*time.Hour, true, time.Second, 5*time.Second, true
+	p.Lease, p.MaxAttempts, p.RelaxedClaim, p.ResultLimit = 2*time.Minute, -1, true, -1
 }
 
 func remitted(context.Context, remit) (placed, bool, error) { return placed{}, false, nil }
@@ -43,13 +57,18 @@ func remitted(context.Context, remit) (placed, bool, error) { return placed{}, f
 // described is a registry with one command of each kind, registered in the order given.
 func described(t *testing.T, cfg registry.Config, backwards bool) *registry.Registry {
 	t.Helper()
-	cfg.Logger, cfg.Validate = zap.NewNop(), rules(t, nil)
+	sealer, err := idempotency.NewSealer(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Logger, cfg.Validate, cfg.Sealer = zap.NewNop(), rules(t, nil), sealer
 	reg := registry.New(cfg)
 	registrations := []func(){
 		func() { registry.Handle(reg, serve[place, placed]) },
 		func() { registry.Handle(reg, serve[note, bus.None]) },
 		func() { registry.Handle(reg, serve[transfer, bus.None]) },
 		func() { registry.Handle(reg, serve[remit, placed], registry.Reconcile(remitted)) },
+		func() { registry.Handle(reg, serve[tuned, placed], registry.Tune[tuned, placed](environment)) },
 		func() { registry.Handle(reg, serve[keeper, placed]) },
 		func() { registry.Handle(reg, serve[typo, placed]) },
 		func() { registry.HandleQuery(reg, serve[find, placed]) },
@@ -114,6 +133,26 @@ func TestDescribeAsJSONCanBeReadBack(t *testing.T) {
 	}
 	if got.String() != want.String() {
 		t.Errorf("read back as\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestTuneIsGivenThePolicyOfTheTypeAndThenWhatTheOneBeforeHasLeft(t *testing.T) {
+	t.Parallel()
+	var seen []idempotency.Policy
+	reg := registry.New(registry.Config{Logger: zap.NewNop(), Store: memstore.New(), Validate: rules(t, nil)})
+	registry.Handle(reg, serve[tuned, placed],
+		registry.Tune[tuned, placed](func(p *idempotency.Policy) { seen = append(seen, *p); p.Lease = time.Minute }),
+		registry.Tune[tuned, placed](func(p *idempotency.Policy) { seen = append(seen, *p); p.Wait = -1 }))
+	build(t, reg)
+	first, second := tuned{}.Idempotency(), tuned{}.Idempotency()
+	second.Lease = time.Minute
+	if len(seen) != 2 || seen[0] != first || seen[1] != second {
+		t.Errorf("the policies that Tune was given are %+v", seen)
+	}
+	i := reg.Describe().Commands[0].Idempotency
+	equal(t, "tuned fields", i.Tuned, []string{"Wait", "Lease"})
+	if i.Lease != "1m0s" || i.Duplicate != "in progress at once" || i.MaxAttempts != 3 {
+		t.Errorf("described as %+v", i)
 	}
 }
 

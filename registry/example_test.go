@@ -104,6 +104,21 @@ func ExampleHandleQuery() {
 	// Output: {order-1 4990} <nil>
 }
 
+// What differs from deployment to deployment is not part of the command's type.
+func ExampleTune() {
+	retention, _ := time.ParseDuration("168h") // from the environment, say
+	reg := registry.New(registry.Config{Logger: zap.NewNop(), Store: memstore.New()})
+	registry.Handle(reg, func(context.Context, Checkout) (Order, error) { return Order{}, nil },
+		registry.Tune[Checkout, Order](func(p *idempotency.Policy) { p.Retention = retention }))
+	if _, err := reg.Build(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	i := reg.Describe().Commands[0].Idempotency
+	fmt.Println(i.Retention, i.Tuned)
+	// Output: 168h0m0s [Retention]
+}
+
 // A part of the program that only sends a command says so, and a program that was put together without its handler does not
 // start.
 func ExampleRequire() {
@@ -152,7 +167,7 @@ func ExampleRegistry_Describe() {
 	// command checkout.place (registry_test.Checkout -> registry_test.Order)
 	//   stages: logging -> validation -> idempotency -> handler
 	//   idempotent: atomic, key required, scope client, tenant (may be empty), source, command, key
-	//   retention 72h0m0s then reuse; duplicate waits 250ms, then in progress; deadline 1m0s; read committed; version 0; strict false
+	//   retention 72h0m0s then reuse; duplicate waits 250ms, then in progress; deadline 1m0s; read committed; version 0; strict false; results kept up to 262144 bytes
 }
 
 // A wrapper gives every handler a deadline of its own. It cannot see the payload, skip a replay or turn a failure into a success.

@@ -12,6 +12,7 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -42,8 +43,11 @@ type Config struct {
 	Validate *validator.Validate
 	// Store keeps the records. It must be set when a command is marked idempotent, and is checked at Build.
 	Store idempotency.Store
-	// Secret is the key of the HMAC for fields tagged idempotency:"secret", at least 32 bytes; nil where there are none.
-	Secret []byte
+	// Secrets are the keys of the HMAC for fields tagged idempotency:"secret", the current one first; nil where there are no such
+	// fields. See idempotency.Secret for changing the key.
+	Secrets []idempotency.Secret
+	// Sealer encrypts stored results. It must be set where a command's policy says SealResult; see idempotency.NewSealer.
+	Sealer idempotency.Sealer
 	// RequireTenant refuses marked commands whose request context names no tenant.
 	RequireTenant bool
 	// RetryAfter is what a duplicate is told while the first attempt runs. Zero means 2 seconds.
@@ -84,7 +88,8 @@ type item struct {
 func New(cfg Config) *Registry { return &Registry{cfg: cfg} }
 
 // Handle says that h serves the command C. h is called from many goroutines at once. Problems are reported by Build, with the
-// file and line of this call. A registration after Build is not served and is logged as an error. The one option is [Reconcile].
+// file and line of this call. A registration after Build is not served and is logged as an error. The options are [Reconcile]
+// and [Tune].
 func Handle[C bus.Command[R], R any](r *Registry, h func(context.Context, C) (R, error), options ...Option[C, R]) {
 	var o handling[C, R]
 	for _, option := range options {
@@ -95,7 +100,7 @@ func Handle[C bus.Command[R], R any](r *Registry, h func(context.Context, C) (R,
 		name:   nameOf(func(c C) string { return string(c.CommandName()) }),
 		marked: idempotency.IsMarked[C](),
 		build: func(p *parts, inv bus.Invocation) bus.Entry {
-			return bus.Serve[C](command[C, R](p, inv, h, o.reconcile))
+			return bus.Serve[C](command(p, inv, h, o.settings(p)))
 		},
 	})
 }
@@ -103,9 +108,34 @@ func Handle[C bus.Command[R], R any](r *Registry, h func(context.Context, C) (R,
 // Option is a setting of one registration.
 type Option[C bus.Command[R], R any] func(*handling[C, R])
 
-type handling[C, R any] struct{ reconcile reconciler[C, R] }
+type handling[C bus.Command[R], R any] struct {
+	reconcile func(context.Context, C) (R, bool, error)
+	tune      []func(*idempotency.Policy)
+}
 
-type reconciler[C, R any] func(context.Context, C) (R, bool, error)
+// settings are the options as the stage takes them.
+func (h *handling[C, R]) settings(p *parts) idempotency.Settings[C, R] {
+	set := idempotency.Settings[C, R]{Reconcile: h.reconcile}
+	for _, adjust := range h.tune {
+		if adjust == nil {
+			p.problem(errors.New("the function given to registry.Tune is nil"))
+			return set
+		}
+	}
+	if len(h.tune) > 0 {
+		set.Adjust = func(policy *idempotency.Policy) {
+			defer func() {
+				if said := recover(); said != nil {
+					p.problem(fmt.Errorf("the function given to registry.Tune panicked (%v)", said))
+				}
+			}()
+			for _, adjust := range h.tune {
+				adjust(policy)
+			}
+		}
+	}
+	return set
+}
 
 // Reconcile gives a Leased command whose policy says Takeover Reconcile its reconciler: a function that is asked before the handler in
 // every attempt of a key but the first. It looks for what an earlier attempt may have done and not recorded, by the downstream
@@ -114,6 +144,16 @@ type reconciler[C, R any] func(context.Context, C) (R, bool, error)
 // error of its own is read like one of the handler's. Wrappers set in Config.Around do not stand around it.
 func Reconcile[C bus.Command[R], R any](f func(ctx context.Context, cmd C) (res R, found bool, err error)) Option[C, R] {
 	return func(h *handling[C, R]) { h.reconcile = f }
+}
+
+// Tune changes the policy of one command for this deployment, such as its retention or its lease by an environment variable, without
+// touching its type. adjust is called once, at Build, with a copy of the policy as the type gives it, in which zero still means the
+// default. It may change Retention, ShortRetention, Wait, Deadline, KeyOptional, Lease, MaxAttempts, RelaxedClaim and ResultLimit, within
+// the bounds that hold for the type's own. A change of anything else is a problem, because instances that run side by side would
+// read each other's records wrongly. So are a nil adjust and a command without the mark. Of several, each sees what the one before
+// has left. [Registry.Describe] names what was changed.
+func Tune[C bus.Command[R], R any](adjust func(*idempotency.Policy)) Option[C, R] {
+	return func(h *handling[C, R]) { h.tune = append(h.tune, adjust) }
 }
 
 // HandleQuery says that h serves the query Q, as [Handle] does for commands. A query that carries the idempotency mark is
@@ -214,11 +254,7 @@ func (p *parts) entry(it item) bus.Entry {
 // commands.
 func newParts(cfg Config) (p *parts, problems []error) {
 	p = &parts{cfg: cfg}
-	note := func(err error) {
-		if err != nil {
-			problems = append(problems, err)
-		}
-	}
+	note := func(err error) { problems = append(problems, split(err)...) }
 	if v := reflect.ValueOf(cfg.Store); v.Kind() == reflect.Pointer && v.IsNil() {
 		note(fmt.Errorf("registry: Config.Store is a nil %T", cfg.Store))
 		p.cfg.Store = nil
@@ -228,10 +264,12 @@ func newParts(cfg Config) (p *parts, problems []error) {
 	p.observer = observer
 	p.validator, err = validation.New(validation.Config{Validate: cfg.Validate})
 	note(err)
-	p.engine, err = idempotency.New(idempotency.Config{Store: cfg.Store, Secret: cfg.Secret, RequireTenant: cfg.RequireTenant, RetryAfter: cfg.RetryAfter})
+	p.engine, err = idempotency.New(idempotency.Config{
+		Store: cfg.Store, Secrets: cfg.Secrets, Sealer: cfg.Sealer, RequireTenant: cfg.RequireTenant, RetryAfter: cfg.RetryAfter,
+	})
 	if err != nil {
 		note(err)
-		p.engine, _ = idempotency.New(idempotency.Config{Store: cfg.Store, Secret: make([]byte, 32)})
+		p.engine, _ = idempotency.New(idempotency.Config{Store: cfg.Store, Secrets: []idempotency.Secret{{Key: make([]byte, 32)}}, Sealer: cfg.Sealer})
 	}
 	for i, g := range cfg.Admit {
 		if g == nil {

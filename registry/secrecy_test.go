@@ -168,7 +168,7 @@ func newVault(t *testing.T) *vault {
 	core := zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(v.out), zapcore.DebugLevel)
 	reg := registry.New(registry.Config{
 		Logger: zap.New(core, zap.AddCaller(), zap.AddStacktrace(zapcore.DebugLevel)),
-		Store:  v.store, Secret: bytes.Repeat([]byte("k"), 32),
+		Store:  v.store, Secrets: []idempotency.Secret{{Key: bytes.Repeat([]byte("k"), 32)}},
 		Permit: []bus.Guard{func(context.Context, bus.Invocation) error { return v.permit }},
 		Around: []registry.Around{func(ctx context.Context, _ bus.Invocation, next func(context.Context) error) error {
 			if err := next(ctx); !v.swallow {

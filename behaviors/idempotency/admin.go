@@ -175,9 +175,12 @@ type Operation struct {
 	// Command is the command's name.
 	Command string
 	State   OperationState
-	// Result is the result as it is stored, JSON, when State is OperationCompleted.
+	// Result is the result as it is stored, JSON, when State is OperationCompleted and the result is not sealed.
 	Result json.RawMessage
-	// Refusal is set when State is OperationRefused.
+	// Sealed is true when the result is stored encrypted ([SealResult]), so that Result is nil: only the stage opens it, for the same
+	// request sent again with its key.
+	Sealed bool
+	// Refusal is set when State is OperationRefused. Its Data is nil where they are sealed or not stored.
 	Refusal *RefusedError
 	// OriginalRequestID is the id of the attempt that did or does the work.
 	OriginalRequestID string
@@ -218,10 +221,12 @@ func FindOperation(ctx context.Context, store Store, operationID string) (*Opera
 	case rec.ResultType == omittedType, rec.ResultType == tombstoneType:
 		op.State = OperationGone
 	case rec.Outcome == Refusal:
-		if op.Refusal, err = decodeRefusal(op.Command, rec.Result); err != nil {
+		if op.Refusal, _, err = decodeRefusal(op.Command, rec.Result); err != nil {
 			return nil, &ResultError{Command: op.Command, Stored: true, Err: err}
 		}
 		op.State = OperationRefused
+	case strings.HasPrefix(rec.ResultType, sealedForm+"/"):
+		op.State, op.Sealed = OperationCompleted, true
 	default:
 		op.State, op.Result = OperationCompleted, json.RawMessage(rec.Result)
 	}

@@ -42,7 +42,7 @@ import (
 //	json.Number       n"1.0", its text: 1 and 1.0 differ
 //	json.Marshaler    j and its JSON, members sorted, white space dropped, numbers as they are written
 //	TextMarshaler     t"text"
-//	secret            h"hex", HMAC-SHA-256 of the form of the value
+//	secret            h"hex", HMAC-SHA-256 of the form of the value, under the secret that the record's hash version names
 //
 // Members have the names that encoding/json gives them. A struct that is embedded by value gives its members to the outer
 // one; one that is embedded through a pointer, or that has a marshaller, stands as a member of its own, so that nil and

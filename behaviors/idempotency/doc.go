@@ -52,6 +52,20 @@
 // The handler runs on a context detached from the request, with the policy's deadline: a client that hangs up does not
 // stop work that it will ask for again. That of a Leased handler whose key was taken over ends with the cause [ErrLeaseLost].
 //
+// # What a record keeps
+//
+// The result is stored as JSON up to [Policy].ResultLimit, 256 KiB by default. A larger one is given to the first caller in full and
+// not stored: the work is not done again, and a replay gets a [*ResultUnavailableError]. **A result is readable for everybody who can
+// read the database, its backups and its replicas included, unless the policy says otherwise**: [OmitResult] stores nothing of it, for
+// one-time secrets, and [SealResult] stores it encrypted by a [Sealer].
+//
+// A result belongs to the version of its contract ([Policy].Version). One that an older version has stored is read by a
+// [ResultReader], or decoded as it is where there is none. What cannot be read or opened is a [*ResultError]; it never has the handler
+// run again.
+//
+// Of the payload the record keeps a hash alone. Fields tagged idempotency:"secret" are in it through an HMAC, whose key is rotated by
+// [Config].Secrets.
+//
 // # Commands that a handler sends
 //
 // A marked command that is sent inside an open transaction of another runs in it and under its record: one intent, one record. If

@@ -3,7 +3,9 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/tekil-go/tekil/requestctx"
@@ -13,13 +15,57 @@ import (
 type Config struct {
 	// Store keeps the records. It must be set where any command is marked.
 	Store Store
-	// Secret is the key of the HMAC through which fields tagged idempotency:"secret" enter the fingerprint, at least 32
-	// bytes. It must be set where a command has such a field, and must not change while records live.
-	Secret []byte
+	// Secrets are the keys of the HMAC through which fields tagged idempotency:"secret" enter the fingerprint. The first one makes
+	// the fingerprints of new records, and the others are for comparing with records that were made under them. There must be one
+	// where a command has such a field. See [Secret] for changing it.
+	Secrets []Secret
+	// Sealer encrypts and decrypts stored results. It must be set where a command's policy says [SealResult], and as long as there
+	// are records of such a command.
+	Sealer Sealer
 	// RequireTenant refuses marked commands whose request context names no tenant.
 	RequireTenant bool
 	// RetryAfter is what a duplicate is told while the first attempt runs. Zero means 2 seconds (rule http-3).
 	RetryAfter time.Duration
+}
+
+// Secret is a key of the HMAC for fields tagged idempotency:"secret", under a version that its records hold.
+//
+// To change the key of a program that is deployed instance by instance, first give every instance the new one as the second entry,
+// then as the first one, and take the old one away when the longest retention has passed since. An instance that meets a record of
+// a secret that it does not have answers an honest retry with a [*ConflictError] with VersionChanged set: nothing is done twice.
+type Secret struct {
+	// Version is 0 to 30 and names the key for good: another key under a version that was in use makes conflicts of retries. Records
+	// from before there were versions are of version 0.
+	Version int
+	// Key is at least 32 random bytes.
+	Key []byte
+}
+
+// String names the version and not the key.
+func (s Secret) String() string { return fmt.Sprintf("secret(version %d)", s.Version) }
+
+// GoString is String.
+func (s Secret) GoString() string { return s.String() }
+
+// maxSecretVersion is the highest version that a record's hash version can hold.
+const maxSecretVersion = 30
+
+func checkSecrets(secrets []Secret) error {
+	var errs []error
+	seen := make(map[int]bool)
+	for i, s := range secrets {
+		if s.Version < 0 || s.Version > maxSecretVersion {
+			errs = append(errs, fmt.Errorf("idempotency: Config.Secrets[%d] has the version %d; it must be between 0 and %d", i, s.Version, maxSecretVersion))
+		}
+		if len(s.Key) < 32 {
+			errs = append(errs, fmt.Errorf("idempotency: the key of Config.Secrets[%d] is shorter than 32 bytes", i))
+		}
+		if seen[s.Version] {
+			errs = append(errs, fmt.Errorf("idempotency: Config.Secrets has two keys of the version %d; give the new one the next version", s.Version))
+		}
+		seen[s.Version] = true
+	}
+	return errors.Join(errs...)
 }
 
 // Engine runs the idempotency stage of all commands of one bus. It is safe for concurrent use. Make it with [New].
@@ -30,14 +76,16 @@ type Engine struct {
 	brief   brief
 }
 
-// New makes an engine. It reports a secret that is too short.
+// New makes an engine. It reports every secret that is too short or whose version is out of bounds or taken.
 func New(cfg Config) (*Engine, error) {
-	if n := len(cfg.Secret); n > 0 && n < 32 {
-		return nil, errors.New("idempotency: Config.Secret is shorter than 32 bytes")
-	}
+	err := checkSecrets(cfg.Secrets)
 	if cfg.RetryAfter < 0 {
-		return nil, errors.New("idempotency: Config.RetryAfter is negative")
+		err = errors.Join(err, errors.New("idempotency: Config.RetryAfter is negative"))
 	}
+	if err != nil {
+		return nil, err
+	}
+	cfg.Secrets = slices.Clone(cfg.Secrets)
 	if cfg.RetryAfter == 0 {
 		cfg.RetryAfter = 2 * time.Second
 	}
@@ -67,10 +115,10 @@ const (
 // work is a handler's result in the form of the record.
 type work func(ctx context.Context) (result []byte, err error)
 
-// answer is what a dispatch is answered with: stored bytes, its own or an earlier attempt's.
+// answer is what a dispatch is answered with: a completed record.
 type answer struct {
-	kind   OutcomeKind
-	result []byte
+	rec *Record
+	own bool // it is of the last run of this very dispatch
 }
 
 // dispatch is one dispatch of a marked command on its way through the engine.
@@ -79,14 +127,15 @@ type dispatch struct {
 	name       string
 	policy     Policy
 	claim      Claim
-	resultType string
+	resultType string        // how the result of the last run is stored
+	refused    *RefusedError // what the first caller gets, when the last run ended with a final refusal
 	req        *requestctx.Request
 	rehash     func(version int16) ([32]byte, bool) // the fingerprint under another version, if this program has that
 	reconcile  reconciler                           // nil where the policy does not ask for it
 	flight     *flight                              // this dispatch's own, when it is the one that is let past
 	reused     bool                                 // the key had a record that has expired
 	detached   bool                                 // the handler succeeded and did not use its transaction
-	ran        bool                                 // the handler has been called
+	runs       int                                  // how often the handler has been called
 	completed  *Record                              // the completed record that was met or made
 	busy       *Record                              // the record in progress that was met last
 	tries      int                                  // attempts that the database refused because of a concurrent one
@@ -161,7 +210,7 @@ func (d *dispatch) run(ctx context.Context, w work) (answer, error) {
 					return d.unavailable(ctx, again.cause, requestctx.StateFreed)
 				}
 				state := requestctx.StateFreed
-				if d.policy.Mode == Leased && d.ran { // its claim stands
+				if d.policy.Mode == Leased && d.runs > 0 { // its claim stands
 					state = requestctx.StateUnknown
 				}
 				d.report(state, "")
@@ -187,7 +236,7 @@ func (d *dispatch) looksFirst() bool {
 
 // before is the state of a dispatch that the store fails before its next attempt.
 func (d *dispatch) before() requestctx.State {
-	if d.policy.Mode == Leased && d.ran { // its claim stands, and what it did outside does as well
+	if d.policy.Mode == Leased && d.runs > 0 { // its claim stands, and what it did outside does as well
 		return requestctx.StateUnknown
 	}
 	return requestctx.StateRefused
@@ -269,12 +318,12 @@ func (d *dispatch) atomic(ctx context.Context, w work) (a answer, err error) {
 		}
 	}
 
-	if d.ran && d.changed() {
+	if d.runs > 0 && d.changed() {
 		undo()
 		d.report(requestctx.StateFreed, "")
 		return a, d.changedError()
 	}
-	d.ran = true
+	d.runs++
 	run := &active{engine: d.Engine, name: d.name, scope: d.claim.Scope, grant: Grant{Attempt: 1, Reused: d.reused}}
 	defer run.returned.Store(true)
 	workCtx, cancel := context.WithTimeoutCause(detached, d.policy.Deadline, errDeadline)
@@ -301,7 +350,7 @@ func (d *dispatch) atomic(ctx context.Context, w work) (a answer, err error) {
 		d.report(requestctx.StateFreed, "")
 		return a, &HandlerError{Command: d.name, Reason: "an Atomic handler returned an unknown outcome; calls to the outside world do not belong into its transaction", Err: workErr}
 	case errors.As(workErr, &final):
-		if done.Result, err = encodeRefusal(final); err != nil {
+		if done.Result, err = d.refuse(final); err != nil {
 			undo()
 			d.report(requestctx.StateFreed, "")
 			return a, &ResultError{Command: d.name, Err: err}
@@ -400,15 +449,16 @@ func (d *dispatch) recorded(done Completion) (answer, error) {
 		OriginRequestID: d.claim.OriginRequestID, ExternalRef: done.ExternalRef,
 	}
 	d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
-	return d.answerOf(d.completed)
+	return d.answerOf(d.completed, true)
 }
 
-// answerOf gives the outcome that a completed record holds.
-func (d *dispatch) answerOf(rec *Record) (answer, error) {
-	if rec.ResultType == omittedType || rec.ResultType == tombstoneType { // the second only when it was erased before its own attempt has read it
+// answerOf gives the outcome of a completed record. Where its result was left out on purpose, its own dispatch still has it.
+func (d *dispatch) answerOf(rec *Record, own bool) (answer, error) {
+	erased := rec.ResultType == tombstoneType // before its own attempt has read it
+	if erased || rec.ResultType == omittedType && (!own || d.unencodable != nil) {
 		return answer{}, &ResultUnavailableError{Command: d.name, ExternalRef: rec.ExternalRef, Err: d.unencodable}
 	}
-	return answer{kind: rec.Outcome, result: rec.Result}, nil
+	return answer{rec, own}, nil
 }
 
 // failed answers a handler's error. What the handler ran into may have been the winner's work, seen before its record (where
@@ -462,7 +512,7 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 		// This very dispatch, whose answer from the database was lost. Expired or not, what it was to do has been done.
 		d.seen.add(d.claim.ID)
 		d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
-		a, err = d.answerOf(rec)
+		a, err = d.answerOf(rec, d.runs == 1) // after two, it may be of a COMMIT of the first that came late
 		return a, err, true
 	case rec.ResultType == tombstoneType, over && rec.AfterExpiry == Tombstone && (rec.State == Completed || !d.sameHash(rec)):
 		d.report(requestctx.StateExpired, "")
@@ -485,7 +535,7 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 			d.req.SetExternalRef(rec.ExternalRef) // for the log line of the replay (rule see-1)
 		}
 		d.report(requestctx.StateReplayed, rec.OriginRequestID)
-		a, err = d.answerOf(rec)
+		a, err = d.answerOf(rec, false)
 		return a, err, true
 	case held:
 		d.seen.add(d.claim.ID)

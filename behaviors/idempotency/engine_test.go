@@ -1584,7 +1584,7 @@ func TestEveryErrorNamesItsCommandAndHasACodeAndShowsNoValue_see1_BR56(t *testin
 func TestNewRefusesSettingsThatMakeNoSense(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]idempotency.Config{
-		"a short secret":         {Secret: make([]byte, 31)},
+		"a short secret":         {Secrets: []idempotency.Secret{{Key: make([]byte, 31)}}},
 		"a negative retry-after": {RetryAfter: -time.Second},
 	} {
 		if e, err := idempotency.New(cfg); err == nil || e != nil {
@@ -1594,7 +1594,7 @@ func TestNewRefusesSettingsThatMakeNoSense(t *testing.T) {
 	b := newBench()
 	b.then = func(context.Context, int) error { return nil }
 	b.stub.begin = func(context.Context, int) error { return idempotency.ErrBusy }
-	send := serve(t, idempotency.Config{Store: b.stub, RetryAfter: 7 * time.Second, Secret: make([]byte, 32)}, func(ctx context.Context, c hasty) (paid, error) { return b.handle(ctx, c.Cart) })
+	send := serve(t, idempotency.Config{Store: b.stub, RetryAfter: 7 * time.Second, Secrets: []idempotency.Secret{{Key: make([]byte, 32)}}}, func(ctx context.Context, c hasty) (paid, error) { return b.handle(ctx, c.Cart) })
 	_, out, err := call(t.Context(), send, keyed(t, "key-00000001"), hasty{})
 	if e := wantError[*idempotency.InProgressError](t, err, out, requestctx.StateInProgress); e.RetryAfter != 7*time.Second {
 		t.Error(e)

@@ -84,14 +84,15 @@ func (*ScopeError) Code() string { return "IDEMPOTENCY_SCOPE_MISSING" }
 // ConflictError is returned when the key belongs to another payload (rule http-4). The record is not changed.
 type ConflictError struct {
 	Command string
-	// VersionChanged is true when the record was made under another version of the contract, which may be the cause.
+	// VersionChanged is true when the record was made under another version of the contract or of the secret ([Secret]), which may be
+	// the cause.
 	VersionChanged bool
 }
 
 func (e *ConflictError) Error() string {
 	s := "idempotency: " + e.Command + ": the key has already been used with a different payload"
 	if e.VersionChanged {
-		s += " (it was recorded under another version of the contract)"
+		s += " (it was recorded under another version of the contract or of the secret)"
 	}
 	return s
 }
@@ -196,7 +197,8 @@ func (e *OutcomeUnknownError) Unwrap() error { return e.Err }
 func (*OutcomeUnknownError) Code() string { return "IDEMPOTENCY_OUTCOME_UNKNOWN" }
 
 // ResultError is returned when a result cannot be stored or a stored one cannot be read. In the first case everything was
-// rolled back. In the second the handler did not run, and the same key works once a version that reads the result is deployed.
+// rolled back. In the second the handler did not run, and the same key works once a version that reads the result is deployed, or
+// the key that opens a sealed one.
 type ResultError struct {
 	Command string
 	// Stored is true when the result is in the record and cannot be read.
@@ -278,8 +280,10 @@ func (e *AttemptsError) Error() string {
 // Code is the outcome code of the error.
 func (*AttemptsError) Code() string { return "IDEMPOTENCY_ATTEMPTS_EXHAUSTED" }
 
-// ResultUnavailableError is returned when the work was done and its result is not in the record, because it could not be
-// stored after the handler had been to the outside world. The work is not done again.
+// ResultUnavailableError is returned when the work was done and its result is not in the record: because it was larger than the
+// policy's ResultLimit, because the policy keeps none ([OmitResult]), because it could not be stored after the handler had been to
+// the outside world, or because it was erased. The work is not done again. In the first two cases the first caller has got the whole
+// result, and only replays get this.
 type ResultUnavailableError struct {
 	Command string
 	// ExternalRef is the reference that the record holds, if any.

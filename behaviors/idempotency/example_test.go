@@ -3,8 +3,10 @@ package idempotency_test
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -275,6 +277,113 @@ func ExampleFindOperation() {
 	// Output:
 	// true in_progress <nil>
 	// billing.authorize completed "auth-1"
+}
+
+// invite gives a token that is good once, so nothing of its result is stored.
+type invite struct {
+	Email string `json:"email"`
+}
+
+func (invite) CommandName() bus.Name[string] { return "accounts.invite" }
+func (invite) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Results: idempotency.OmitResult}
+}
+
+func ExampleOmitResult() {
+	send, _ := open(memstore.New(), func(ctx context.Context, _ invite) (string, error) {
+		requestctx.From(ctx).SetExternalRef("invitation-7")
+		return "token-4f1d", nil
+	})
+	for range 2 {
+		ctx, _ := request("invite-ada-1")
+		token, err := send(ctx, invite{Email: "ada@example.com"})
+		fmt.Printf("%q %v\n", token, err)
+		var gone *idempotency.ResultUnavailableError
+		if errors.As(err, &gone) {
+			fmt.Println(gone.ExternalRef)
+		}
+	}
+	// Output:
+	// "token-4f1d" <nil>
+	// "" idempotency: accounts.invite: the work was done and its result was not stored
+	// invitation-7
+}
+
+// credentials is a command whose result is stored encrypted.
+type credentials struct {
+	Terminal string `json:"terminal"`
+}
+
+func (credentials) CommandName() bus.Name[string] { return "terminals.credentials" }
+func (credentials) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Results: idempotency.SealResult}
+}
+
+func ExampleNewSealer() {
+	current, former := make([]byte, 32), []byte("a key of 32 bytes, used formerly") // from a vault; 32 random bytes each
+	sealer, err := idempotency.NewSealer(current, former)
+	if err != nil {
+		panic(err)
+	}
+	store := memstore.New()
+	engine, err := idempotency.New(idempotency.Config{Store: store, Sealer: sealer})
+	if err != nil {
+		panic(err)
+	}
+	send, _ := openOn(engine, func(context.Context, credentials) (string, error) { return "password-1", nil })
+	for range 2 {
+		ctx, req := request("terminal-7-1")
+		password, err := send(ctx, credentials{Terminal: "7"})
+		fmt.Println(password, err, req.Outcome().Replayed)
+	}
+	rec := store.Records()[0]
+	fmt.Println(rec.ResultType, strings.Contains(string(rec.Result), "password"))
+	// Output:
+	// password-1 <nil> false
+	// password-1 <nil> true
+	// sealed/0 false
+}
+
+// price is a result whose version 1 has an amount and a currency; version 0 was a number of kurus.
+type price struct {
+	Amount   int64  `json:"amount"`
+	Currency string `json:"currency"`
+}
+
+func (p *price) ReadResult(version int, stored []byte) error {
+	if version != 0 {
+		return fmt.Errorf("version %d is not known", version)
+	}
+	p.Currency = "TRY"
+	return json.Unmarshal(stored, &p.Amount)
+}
+
+type (
+	quoteV0 struct {
+		Item string `json:"item"`
+	}
+	quote struct {
+		Item string `json:"item"`
+	}
+)
+
+func (quoteV0) CommandName() bus.Name[int64]  { return "shop.quote" }
+func (quoteV0) Idempotent()                   {}
+func (quote) CommandName() bus.Name[price]    { return "shop.quote" }
+func (quote) Idempotency() idempotency.Policy { return idempotency.Policy{Version: 1} }
+
+// A retry of a request that the program of yesterday has answered.
+func ExampleResultReader() {
+	store := memstore.New()
+	yesterday, _ := open(store, func(context.Context, quoteV0) (int64, error) { return 4990, nil })
+	today, _ := open(store, func(context.Context, quote) (price, error) { return price{5990, "TRY"}, nil })
+	ctx, _ := request("quote-item-1")
+	fmt.Println(yesterday(ctx, quoteV0{Item: "lamp"}))
+	ctx, _ = request("quote-item-1")
+	fmt.Println(today(ctx, quote{Item: "lamp"}))
+	// Output:
+	// 4990 <nil>
+	// {4990 TRY} <nil>
 }
 
 func ExamplePurger() {

@@ -9,9 +9,6 @@ import (
 	"github.com/tekil-go/tekil/requestctx"
 )
 
-// omittedType is the result type of an outcome whose result could not be stored.
-const omittedType = "omitted"
-
 // reconciler looks for what an earlier attempt has done.
 type reconciler func(ctx context.Context) (result []byte, found bool, err error)
 
@@ -55,7 +52,7 @@ func (d *dispatch) leased(ctx context.Context, w work) (a answer, err error) {
 		finished = true
 		return d.exhausted(ctx, lease)
 	}
-	if d.ran && d.changed() {
+	if d.runs > 0 && d.changed() {
 		finished = true
 		return d.freed(ctx, lease, d.changedError())
 	}
@@ -101,8 +98,7 @@ type end struct {
 
 // work runs the handler, or the reconciler before it, while the lease is renewed.
 func (d *dispatch) work(ctx context.Context, lease Lease, run *active, w work) (e end) {
-	again := d.ran
-	d.ran = true
+	d.runs++
 	ctx, stop := context.WithTimeoutCause(ctx, d.policy.Deadline, errDeadline)
 	defer stop()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -115,7 +111,7 @@ func (d *dispatch) work(ctx context.Context, lease Lease, run *active, w work) (
 	defer run.returned.Store(true)
 	ctx = &handlerContext{lease.Context(ctx), run}
 	found := false
-	if d.reconcile != nil && (d.grant.Attempt > 1 || again) {
+	if d.reconcile != nil && (d.grant.Attempt > 1 || d.runs > 1) {
 		if e.result, found, e.err = d.reconcile(ctx); found {
 			run.outside.Store(true) // if not this attempt, an earlier one
 		}
@@ -135,7 +131,7 @@ func (d *dispatch) ending(ctx context.Context, lease Lease, run *active, e end) 
 	outside := run.outside.Load()
 	if e.err == nil && d.unencodable != nil {
 		// What was done outside stays done, so the outcome is recorded without the result: doing it again would be worse.
-		if done.ResultType = omittedType; !outside {
+		if !outside {
 			e.err = d.unencodable
 		}
 	}
@@ -147,7 +143,7 @@ func (d *dispatch) ending(ctx context.Context, lease Lease, run *active, e end) 
 	case errors.As(e.err, &unknown):
 		return d.unknown(ctx, lease, e.err)
 	case errors.As(e.err, &final):
-		if done.Result, err = encodeRefusal(final); err != nil {
+		if done.Result, err = d.refuse(final); err != nil {
 			return d.freed(ctx, lease, &ResultError{Command: d.name, Err: err})
 		}
 		done.Outcome, done.ResultType = Refusal, refusalType

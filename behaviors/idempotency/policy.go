@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
+	"slices"
 	"time"
 )
 
@@ -138,6 +140,36 @@ func (i Isolation) String() string {
 	return fmt.Sprintf("isolation(%d)", int(i))
 }
 
+// Results says what a record keeps of a result. Records that were made under another value are replayed as they are, so a command
+// may go from one to another.
+type Results int
+
+const (
+	// KeepResult is the default: the result is stored as it is, as JSON, and anybody who can read the database can read it. A field
+	// that must not be stored is tagged json:"-", and then nobody gets it, the first caller included.
+	KeepResult Results = iota
+	// OmitResult stores nothing of the result, for one-time secrets such as a new token. The first caller gets all of it, as the
+	// handler returned it, and every replay a [*ResultUnavailableError] with the external reference: a client that has lost the answer
+	// needs another way to a new one. So does a Leased command that sends this one and is run again. The details of a final
+	// refusal (RefusalData) are not stored either.
+	OmitResult
+	// SealResult stores the result encrypted by the engine's [Sealer], and every replay gets it. So are the details of a
+	// final refusal, but not its code and its message. Who may not open it, as [FindOperation], sees no result.
+	SealResult
+)
+
+func (r Results) String() string {
+	switch r {
+	case KeepResult:
+		return "kept"
+	case OmitResult:
+		return "omitted"
+	case SealResult:
+		return "sealed"
+	}
+	return fmt.Sprintf("results(%d)", int(r))
+}
+
 // Defaults and bounds of a [Policy].
 const (
 	// DefaultRetention is how long an outcome is kept: 72 hours (rule rec-10).
@@ -164,6 +196,8 @@ const (
 	MaxLease = time.Hour
 	// DefaultMaxAttempts is how often a Leased key is tried: 10 times.
 	DefaultMaxAttempts = 10
+	// DefaultResultLimit is how much of a result is stored: 256 KiB.
+	DefaultResultLimit = 256 << 10
 )
 
 // Policy is how one command is protected. The zero Policy is Atomic with the defaults.
@@ -186,12 +220,19 @@ type Policy struct {
 	Deadline time.Duration
 	// Version is the version of the command's contract. It is part of the fingerprint and stored with it. Zero is a
 	// version like any other. A retry of an attempt that an older version recorded is compared by the recorded version's
-	// number. At most [MaxVersion].
+	// number, and its result is read by a [ResultReader] where there is one. At most [MaxVersion].
 	Version int
 	// Isolation is the level of the transaction. Zero is [ReadCommitted].
 	Isolation Isolation
 	// KeyOptional lets the command run without a key, unprotected and counted, instead of refusing it. No key is made up.
 	KeyOptional bool
+	// Results says what the record keeps of the result. Zero is [KeepResult].
+	Results Results
+	// ResultLimit is the size in bytes above which the JSON of a result is not stored. The work stands and is not done again: the
+	// first caller gets the whole result, and every replay a [*ResultUnavailableError] with the external reference. A final
+	// refusal counts with its message and details: one that is too large is stored without the details, and with its message cut if
+	// that alone is too long. Zero means [DefaultResultLimit], a negative value no bound.
+	ResultLimit int
 	// Strict is for Atomic commands. It refuses a handler that succeeds without having used the transaction it was given, because its work and its
 	// record would not share a commit (rule rec-1). By default that is reported in [requestctx.Outcome.Detached] and logged.
 	Strict bool
@@ -215,6 +256,35 @@ type Policy struct {
 	RelaxedClaim bool
 }
 
+// tunable are the fields of a policy that a deployment may change. None of them changes what a record or an answer means to an
+// instance that has another value.
+var tunable = []string{"Retention", "ShortRetention", "Wait", "Deadline", "KeyOptional", "Lease", "MaxAttempts", "RelaxedClaim", "ResultLimit"}
+
+// adjusted is p as adjust changes a copy of it, and the names of the fields that it has changed. What it must not change stays as
+// it was, and is the error.
+func (p Policy) adjusted(adjust func(*Policy)) (_ Policy, tuned []string, err error) {
+	if adjust == nil {
+		return p, nil, nil
+	}
+	after := p
+	adjust(&after)
+	old, now := reflect.ValueOf(&p).Elem(), reflect.ValueOf(&after).Elem()
+	var errs []error
+	for i := range old.NumField() {
+		name := old.Type().Field(i).Name
+		switch {
+		case old.Field(i).Equal(now.Field(i)):
+		case slices.Contains(tunable, name):
+			old.Field(i).Set(now.Field(i))
+			tuned = append(tuned, name)
+		default:
+			errs = append(errs, fmt.Errorf("%s is changed for this deployment from %v to %v, and belongs to the command's type: records and answers "+
+				"would mean other things here than elsewhere; change it in the type's method Idempotency", name, old.Field(i), now.Field(i)))
+		}
+	}
+	return p, tuned, errors.Join(errs...)
+}
+
 // withDefaults fills the zero fields in.
 func (p Policy) withDefaults() Policy {
 	if p.Retention == 0 {
@@ -228,6 +298,9 @@ func (p Policy) withDefaults() Policy {
 	}
 	if p.Deadline == 0 {
 		p.Deadline = DefaultDeadline
+	}
+	if p.ResultLimit == 0 {
+		p.ResultLimit = DefaultResultLimit
 	}
 	if p.Mode == Leased {
 		if p.Lease == 0 {
@@ -262,6 +335,9 @@ func (p Policy) validate() (warnings []string, err error) {
 	}
 	if p.Isolation < ReadCommitted || p.Isolation > Serializable {
 		bad("Isolation %v does not exist; use ReadCommitted, RepeatableRead or Serializable", p.Isolation)
+	}
+	if p.Results < KeepResult || p.Results > SealResult {
+		bad("Results %v does not exist; use KeepResult, OmitResult or SealResult", p.Results)
 	}
 	if p.Retention < 0 || p.Deadline < 0 {
 		bad("Retention (%v) and Deadline (%v) must not be negative", p.Retention, p.Deadline)

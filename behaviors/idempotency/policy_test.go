@@ -14,7 +14,7 @@ func TestZeroPolicyIsAtomicWithTheDefaults(t *testing.T) {
 	got, warnings, err := idempotency.CheckPolicy(idempotency.Policy{})
 	want := idempotency.Policy{
 		Mode: idempotency.Atomic, Retention: 72 * time.Hour, AfterExpiry: idempotency.Reuse, Wait: 250 * time.Millisecond,
-		Deadline: time.Minute, Isolation: idempotency.ReadCommitted,
+		Deadline: time.Minute, Isolation: idempotency.ReadCommitted, Results: idempotency.KeepResult, ResultLimit: 256 << 10,
 	}
 	if got != want || warnings != nil || err != nil {
 		t.Errorf("the zero policy becomes %+v with %v, %v", got, warnings, err)
@@ -27,6 +27,7 @@ func TestLeasedPolicyHasDefaultsOfItsOwn_rec5(t *testing.T) {
 	want := idempotency.Policy{
 		Mode: idempotency.Leased, Retention: 72 * time.Hour, Wait: 250 * time.Millisecond, Deadline: time.Minute,
 		Lease: 300 * time.Second, Takeover: idempotency.RunAgain, MaxAttempts: 10, Duplicate: idempotency.AnswerInProgress,
+		ResultLimit: 256 << 10,
 	}
 	if got != want || warnings != nil || err != nil {
 		t.Errorf("the zero Leased policy becomes %+v with %v, %v", got, warnings, err)
@@ -81,6 +82,9 @@ func TestT11_T12_PolicyOutOfItsBoundsIsRefused(t *testing.T) {
 		{"unknown expiry", idempotency.Policy{AfterExpiry: 2}, "afterexpiry(2) does not exist", ""},
 		{"unknown isolation", idempotency.Policy{Isolation: 3}, "isolation(3) does not exist", ""},
 		{"negative isolation", idempotency.Policy{Isolation: -1}, "does not exist", ""},
+		{"unknown results", idempotency.Policy{Results: 3}, "results(3) does not exist", ""},
+		{"negative results", idempotency.Policy{Results: -1}, "results(-1) does not exist", ""},
+		{"results without a bound", idempotency.Policy{ResultLimit: -1}, "", ""},
 		{"Leased", idempotency.Policy{Mode: idempotency.Leased}, "", ""},
 		{"Leased with all that it has", idempotency.Policy{Mode: idempotency.Leased, Lease: hour, Takeover: idempotency.Refuse, MaxAttempts: -1, Duplicate: idempotency.AnswerAccepted, RelaxedClaim: true}, "", ""},
 		{"a lease as long as the retention", idempotency.Policy{Mode: idempotency.Leased, Lease: hour, Retention: hour, ShortRetention: true}, "", ""},
@@ -136,6 +140,9 @@ func TestPolicyValuesHaveNames(t *testing.T) {
 		idempotency.ReadCommitted.String():    "read committed",
 		idempotency.RepeatableRead.String():   "repeatable read",
 		idempotency.Serializable.String():     "serializable",
+		idempotency.KeepResult.String():       "kept",
+		idempotency.OmitResult.String():       "omitted",
+		idempotency.SealResult.String():       "sealed",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

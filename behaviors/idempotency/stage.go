@@ -6,30 +6,38 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
 )
 
-// Names of what a record's result holds besides a command's own result type.
+// What a record's result type says of its result. A result and a sealed one have a slash and the version of the contract behind
+// the name; the Go type has no part in it and may be renamed.
 const (
+	resultForm    = "result"
+	sealedForm    = "sealed"
 	refusalType   = "refusal/1"
+	omittedType   = "omitted" // the work was done and its result is not there
 	tombstoneType = "tombstone"
 )
 
-// hashAlgorithm is the version of the canonical form and of SHA-256 over it. A record's hash version is this times a
-// thousand plus the version of the command's contract.
+// hashAlgorithm is the version of the canonical form and of SHA-256 over it. A record's hash version is this times a thousand plus
+// the version of the command's contract. For a command with secret fields the version of the secret is added to this, at most 30,
+// which is as much as 16 bits hold. A change of the algorithm therefore has to begin above that.
 const hashAlgorithm = 1
 
-func hashVersion(contract int) int16 { return int16(hashAlgorithm*1000 + contract) }
+func hashVersion(secret, contract int) int16 { return int16((hashAlgorithm+secret)*1000 + contract) }
 
 // Plan is how a command is protected, as Build found it: for people, and for a review of what changed.
 type Plan struct {
 	// Marked is true for a command that carries the mark. For others the rest is zero.
 	Marked bool
-	// Policy is the command's policy with its defaults filled in.
+	// Policy is the command's policy, as the deployment has tuned it and with its defaults filled in.
 	Policy Policy
+	// Tuned names the fields of Policy that Settings.Adjust has changed, nil for none.
+	Tuned []string
 	// Warnings are what Build noticed and lets pass.
 	Warnings []string
 }
@@ -40,19 +48,33 @@ type Plan struct {
 // The error joins every problem found: a marker that only the pointer has or whose signature is another, a policy out of its
 // bounds, a payload that has no safe fingerprint, a result that does not survive encoding, a missing store or secret.
 func Stage[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R]) (bus.Claimed[C, R], Plan, error) {
-	return StageReconciled(e, h, nil)
+	return StageWith(e, h, Settings[C, R]{})
 }
 
-// StageReconciled is [Stage] for a command whose policy says [Reconcile]. reconcile looks for what an earlier attempt may have done
-// and gives its result; found is false where there is nothing, and an error is read as one of the handler's. It runs on the
-// handler's context, may open the business transaction, and is asked in every attempt but the first, and when the first is made
-// again. It is nil for every other command.
-func StageReconciled[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R], reconcile func(context.Context, C) (res R, found bool, err error)) (bus.Claimed[C, R], Plan, error) {
+// Settings are what a command needs besides its type. The zero Settings are right for most.
+type Settings[C bus.Command[R], R any] struct {
+	// Reconcile is for a command whose policy says Takeover [Reconcile], and nil for every other. It looks for what an earlier
+	// attempt may have done and gives its result; found is false where there is nothing, and an error is read as one of the
+	// handler's. It runs on the handler's context, may open the business transaction, and is asked in every attempt but the first,
+	// and when the first is made again.
+	Reconcile func(context.Context, C) (res R, found bool, err error)
+	// Adjust changes the policy for one deployment, say by environment variables; nil changes nothing. It gets a copy of the policy
+	// as the type gives it, before zero fields mean their defaults. It may change Retention, ShortRetention, Wait, Deadline,
+	// KeyOptional, Lease, MaxAttempts, RelaxedClaim and ResultLimit. The rest is part of what the command means and the same
+	// everywhere: a change of it is a problem. So is Adjust for a command without the mark.
+	Adjust func(*Policy)
+}
+
+// StageWith is [Stage] with [Settings].
+func StageWith[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R], set Settings[C, R]) (bus.Claimed[C, R], Plan, error) {
 	t := reflect.TypeFor[C]()
 	var zero C
 	marked, warnings, err := marks(t)
-	if !marked && reconcile != nil {
+	if !marked && set.Reconcile != nil {
 		err = errors.Join(err, errors.New("it has a reconciler and is not marked idempotent"))
+	}
+	if !marked && set.Adjust != nil {
+		err = errors.Join(err, errors.New("its policy is adjusted for this deployment and it is not marked idempotent, so it has none"))
 	}
 	if err != nil || !marked {
 		return bus.Claim(h, nil), Plan{Warnings: warnings}, err
@@ -64,15 +86,22 @@ func StageReconciled[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R], re
 	if p, ok := any(zero).(WithPolicy); ok {
 		policy = p.Idempotency()
 	}
+	policy, tuned, adjustErr := policy.adjusted(set.Adjust)
 	policy = policy.withDefaults()
 	more, err := policy.validate()
-	plan := Plan{Marked: true, Policy: policy, Warnings: append(warnings, more...)}
-	problems := []error{err, checkResult(reflect.TypeFor[R]())}
+	plan := Plan{Marked: true, Policy: policy, Tuned: tuned, Warnings: append(warnings, more...)}
+	problems := []error{adjustErr, err, checkResult(reflect.TypeFor[R]())}
 	switch wants := policy.Mode == Leased && policy.Takeover == Reconcile; {
-	case wants && reconcile == nil:
+	case wants && set.Reconcile == nil:
 		problems = append(problems, errors.New("its policy says Takeover Reconcile and no reconciler is registered; add registry.Reconcile to its registration"))
-	case !wants && reconcile != nil:
+	case !wants && set.Reconcile != nil:
 		problems = append(problems, errors.New("it has a reconciler and its policy does not say Mode Leased and Takeover Reconcile, so it would never be asked"))
+	}
+	form := resultForm
+	if policy.Results == SealResult {
+		if form = sealedForm; e.cfg.Sealer == nil {
+			problems = append(problems, errors.New("its policy says SealResult and no sealer is set (Config.Sealer, such as idempotency.NewSealer makes)"))
+		}
 	}
 	if e.cfg.Store == nil {
 		problems = append(problems, errors.New("it is marked idempotent and no store is set"))
@@ -80,13 +109,17 @@ func StageReconciled[C bus.Command[R], R any](e *Engine, h bus.Handler[C, R], re
 	enc, err := compileEncoder(t)
 	if err != nil {
 		problems = append(problems, err)
-	} else if enc.hasSecrets() && len(e.cfg.Secret) == 0 {
-		problems = append(problems, errors.New("it has fields tagged idempotency:\"secret\" and no secret is set (Config.Secret, at least 32 bytes)"))
+	} else if enc.hasSecrets() && len(e.cfg.Secrets) == 0 {
+		problems = append(problems, errors.New("it has fields tagged idempotency:\"secret\" and no secret is set (Config.Secrets, at least 32 bytes)"))
 	}
 	if err := errors.Join(problems...); err != nil {
 		return bus.Claim(h, nil), plan, err
 	}
-	s := &stage[C, R]{engine: e, name: string(zero.CommandName()), policy: policy, enc: enc, reconcile: reconcile, resultType: fmt.Sprintf("result/%d", policy.Version)}
+	s := &stage[C, R]{engine: e, name: string(zero.CommandName()), policy: policy, enc: enc, reconcile: set.Reconcile, resultType: fmt.Sprintf("%s/%d", form, policy.Version)}
+	if enc.hasSecrets() {
+		s.secrets = e.cfg.Secrets
+		s.secret = s.secrets[0]
+	}
 	return bus.Claim(h, s.run), plan, nil
 }
 
@@ -96,8 +129,24 @@ type stage[C bus.Command[R], R any] struct {
 	name       string
 	policy     Policy
 	enc        *encoder
+	secrets    []Secret // nil for a command without secret fields
+	secret     Secret   // the first of them
 	reconcile  func(context.Context, C) (R, bool, error)
 	resultType string
+}
+
+// fingerprintVersion gives what a record's hash version says of how its hash was made, if this program can make one like it.
+func (s *stage[C, R]) fingerprintVersion(hash int16) (contract int, key []byte, ok bool) {
+	contract, secret := int(hash%1000), int(hash/1000)-hashAlgorithm
+	if s.secrets == nil {
+		return contract, nil, secret == 0
+	}
+	for _, known := range s.secrets {
+		if known.Version == secret {
+			return contract, known.Key, true
+		}
+	}
+	return 0, nil, false
 }
 
 func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R, error) {
@@ -128,16 +177,15 @@ func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R
 		req.Report(requestctx.Outcome{State: requestctx.StateUnprotected})
 		return next(ctx, cmd)
 	}
-	// own is the decoded form of what this very dispatch encoded, kept so that it is not decoded twice.
+	// own is what the first caller gets, where that is this very dispatch.
 	var own R
-	var mine []byte
-	keep := func(res R) ([]byte, error) {
-		own, mine, err = encode[R](s.name, res)
+	keep := func(res R) (stored []byte, err error) {
+		own, stored, err = s.stored(d, res)
 		if d.policy.Mode == Leased {
 			d.unencodable = err // it does not undo what was done outside
-			return mine, nil
+			return stored, nil
 		}
-		return mine, err
+		return stored, err
 	}
 	if s.reconcile != nil {
 		d.reconcile = func(ctx context.Context) (result []byte, found bool, err error) {
@@ -159,21 +207,62 @@ func (s *stage[C, R]) run(ctx context.Context, cmd C, next bus.Handler[C, R]) (R
 	if err != nil {
 		return none, err
 	}
-	if a.kind == Refusal {
-		refused, err := decodeRefusal(s.name, a.result)
+	switch {
+	case a.own && d.refused != nil:
+		return none, d.refused
+	case a.own:
+		return own, nil
+	case a.rec.Outcome == Refusal:
+		refused, err := d.refusalOf(a.rec)
 		if err != nil {
 			return none, s.unreadable(req, err)
 		}
 		return none, refused
 	}
-	if mine != nil && len(a.result) > 0 && &a.result[0] == &mine[0] {
-		return own, nil
-	}
-	res, err := decode[R](a.result)
+	res, err := s.resultOf(d, a.rec)
 	if err != nil {
 		return none, s.unreadable(req, err)
 	}
 	return res, nil
+}
+
+// stored gives what the record will hold of a result, nil for nothing, and what the first caller gets: what every replay will make
+// of it, or all of it where the record does not hold it.
+func (s *stage[C, R]) stored(d *dispatch, res R) (own R, data []byte, err error) {
+	d.refused, d.resultType = nil, omittedType
+	if s.policy.Results == OmitResult {
+		return res, nil, nil
+	}
+	own, data, err = encode[R](s.name, res)
+	if err != nil || d.tooLarge(data) {
+		return own, nil, err
+	}
+	if s.policy.Results == SealResult {
+		if data, err = d.seal(data, s.resultType); err != nil {
+			return own, nil, &ResultError{Command: s.name, Err: err}
+		}
+	}
+	d.resultType = s.resultType
+	return own, data, nil
+}
+
+// resultOf reads the result of a record.
+func (s *stage[C, R]) resultOf(d *dispatch, rec *Record) (res R, err error) {
+	data := rec.Result
+	form, number, _ := strings.Cut(rec.ResultType, "/")
+	version, err := strconv.Atoi(number)
+	if err != nil || form != resultForm && form != sealedForm {
+		return res, errors.New("it is stored in a form that this version does not know")
+	}
+	if form == sealedForm {
+		if data, err = d.open(data, rec.ResultType, rec); err != nil {
+			return res, err
+		}
+	}
+	if version != s.policy.Version {
+		return upcast[R](version, data)
+	}
+	return decode[R](data)
 }
 
 // inside decides about a command that is sent from the handler of another marked one. Where that one holds an open transaction,
@@ -226,25 +315,26 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C, key string) (*di
 		}
 	}
 	in := fingerprintInput{Tenant: scope.Tenant, Command: s.name, ContractVersion: s.policy.Version, Resource: req.Resource()}
-	hash, err := fingerprintOf(s.enc, in, cmd, s.engine.cfg.Secret)
+	hash, err := fingerprintOf(s.enc, in, cmd, s.secret.Key)
 	if err != nil {
 		return nil, err
 	}
 	return &dispatch{
-		Engine: s.engine, name: s.name, policy: s.policy, resultType: s.resultType, req: req,
+		Engine: s.engine, name: s.name, policy: s.policy, req: req,
 		claim: Claim{
-			ID: scope.ID(), Scope: scope, Hash: hash, HashVersion: hashVersion(s.policy.Version),
+			ID: scope.ID(), Scope: scope, Hash: hash, HashVersion: hashVersion(s.secret.Version, s.policy.Version),
 			Attempt: newAttemptID(), OriginRequestID: storable(req.ID()),
 			Retention: s.policy.Retention, AfterExpiry: s.policy.AfterExpiry, Isolation: s.policy.Isolation,
 			Lease: s.policy.Lease, MaxAttempts: s.policy.MaxAttempts, NoTakeover: s.policy.Takeover == Refuse, Relaxed: s.policy.RelaxedClaim,
 		},
 		rehash: func(version int16) ([32]byte, bool) {
-			if version/1000 != hashAlgorithm {
+			contract, key, ok := s.fingerprintVersion(version)
+			if !ok {
 				return [32]byte{}, false
 			}
 			in := in
-			in.ContractVersion = int(version % 1000)
-			hash, err := fingerprintOf(s.enc, in, cmd, s.engine.cfg.Secret)
+			in.ContractVersion = contract
+			hash, err := fingerprintOf(s.enc, in, cmd, key)
 			return hash, err == nil
 		},
 	}, nil
@@ -279,6 +369,39 @@ func decode[R any](data []byte) (res R, err error) {
 		}
 	}()
 	err = json.Unmarshal(data, &res)
+	return res, err
+}
+
+// ResultReader reads what an older version of the contract has stored. It is implemented by the pointer to a result type, or by the
+// result itself where that is a pointer, and is asked in a replay whose record was made under another [Policy].Version. Without it
+// such a result is decoded like one of the same version: members that are gone are dropped, new ones are zero.
+//
+// version is that of the record, and the higher one after a deployment was rolled back. stored is the JSON of the result, opened
+// where it was sealed; it must not be changed, and what is kept of it must be copied. The receiver is zero. The error says that this
+// version cannot read it: the caller gets a [*ResultError] with Stored set, the handler is not run, and the record stays as it is, so
+// the same key works once a version is deployed that can. A stored null of a result that is a pointer is nil, and nobody is asked.
+type ResultReader interface {
+	ReadResult(version int, stored []byte) error
+}
+
+// upcast reads a result that another version of the contract has stored.
+func upcast[R any](version int, data []byte) (res R, err error) {
+	reader, ok := any(&res).(ResultReader)
+	if t := reflect.TypeFor[R](); !ok && t.Kind() == reflect.Pointer && string(data) != "null" {
+		fresh := reflect.New(t.Elem())
+		if reader, ok = fresh.Interface().(ResultReader); ok {
+			reflect.ValueOf(&res).Elem().Set(fresh)
+		}
+	}
+	if !ok {
+		return decode[R](data)
+	}
+	defer func() {
+		if recover() != nil {
+			err = errors.New("the reader of results of another version panicked")
+		}
+	}()
+	err = reader.ReadResult(version, data)
 	return res, err
 }
 

@@ -188,7 +188,7 @@ func TestStageReportsEveryProblemAtOnce_X17(t *testing.T) {
 	wantProblem(t, err, "no store is set")
 	_, err = stage[sealed](t, idempotency.Config{Store: store})
 	wantProblem(t, err, "secret", "32 bytes")
-	if _, err := stage[sealed](t, idempotency.Config{Store: store, Secret: make([]byte, 32)}); err != nil {
+	if _, err := stage[sealed](t, idempotency.Config{Store: store, Secrets: []idempotency.Secret{{Key: make([]byte, 32)}}}); err != nil {
 		t.Error(err)
 	}
 	plan, err := stage[hopeless](t, idempotency.Config{})
@@ -211,7 +211,7 @@ func TestF18_SecretFieldCountsAndTheSecretDoes(t *testing.T) {
 	store := memstore.New()
 	handle := func(context.Context, sealed) (bus.None, error) { return bus.None{}, nil }
 	secret := []byte("0123456789abcdef0123456789abcdef")
-	send := serve(t, idempotency.Config{Store: store, Secret: secret}, handle)
+	send := serve(t, idempotency.Config{Store: store, Secrets: []idempotency.Secret{{Key: secret}}}, handle)
 	v := keyed(t, "key-00000001")
 	if _, _, err := call(t.Context(), send, v, sealed{Pin: "1234"}); err != nil {
 		t.Fatal(err)
@@ -222,7 +222,7 @@ func TestF18_SecretFieldCountsAndTheSecretDoes(t *testing.T) {
 	if _, _, err := call(t.Context(), send, v, sealed{Pin: "4321"}); bus.CodeOf(err) != "IDEMPOTENCY_KEY_CONFLICT" {
 		t.Error(err)
 	}
-	other := serve(t, idempotency.Config{Store: store, Secret: []byte(strings.Repeat("another!", 4))}, handle)
+	other := serve(t, idempotency.Config{Store: store, Secrets: []idempotency.Secret{{Key: []byte(strings.Repeat("another!", 4))}}}, handle)
 	if _, _, err := call(t.Context(), other, v, sealed{Pin: "1234"}); bus.CodeOf(err) != "IDEMPOTENCY_KEY_CONFLICT" {
 		t.Error(err)
 	}

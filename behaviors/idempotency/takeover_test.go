@@ -373,7 +373,7 @@ func TestBR47_SecondTryFindsTheFirstChargeIfTheKeyWasPassedOn_L20_X04(t *testing
 
 func serveReconciled[C bus.Command[R], R any](t testing.TB, e *idempotency.Engine, h bus.Handler[C, R], find func(context.Context, C) (R, bool, error)) bus.Handler[C, R] {
 	t.Helper()
-	claimed, plan, err := idempotency.StageReconciled(e, h, find)
+	claimed, plan, err := idempotency.StageWith(e, h, idempotency.Settings[C, R]{Reconcile: find})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -971,7 +971,8 @@ func (unreachable) policy() idempotency.Policy {
 
 func staged[P hasPolicy](t *testing.T, find func(context.Context, stray[P]) (bus.None, bool, error)) error {
 	t.Helper()
-	_, _, err := idempotency.StageReconciled(newEngine(t, newBench()), func(context.Context, stray[P]) (bus.None, error) { return bus.None{}, nil }, find)
+	_, _, err := idempotency.StageWith(newEngine(t, newBench()), func(context.Context, stray[P]) (bus.None, error) { return bus.None{}, nil },
+		idempotency.Settings[stray[P], bus.None]{Reconcile: find})
 	return err
 }
 
@@ -1001,7 +1002,10 @@ func TestStageRefusesALeasedPolicyThatMakesNoSense_T11(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	_, _, err := idempotency.StageReconciled(newEngine(t, newBench()), func(context.Context, unmarkedStray) (bus.None, error) { return bus.None{}, nil },
-		func(context.Context, unmarkedStray) (bus.None, bool, error) { return bus.None{}, false, nil })
-	wantProblem(t, err, "is not marked idempotent")
+	_, _, err := idempotency.StageWith(newEngine(t, newBench()), func(context.Context, unmarkedStray) (bus.None, error) { return bus.None{}, nil },
+		idempotency.Settings[unmarkedStray, bus.None]{
+			Reconcile: func(context.Context, unmarkedStray) (bus.None, bool, error) { return bus.None{}, false, nil },
+			Adjust:    func(*idempotency.Policy) { t.Error("a policy that nobody has is adjusted") },
+		})
+	wantProblem(t, err, "has a reconciler and is not marked idempotent", "adjusted for this deployment and it is not marked idempotent")
 }

@@ -238,7 +238,8 @@ func engineCases() []specCase {
 			func(t *testing.T, f Fixture) {
 				sameAnswer(t, f, "NUL", "x\x00y", `"x\u0000y"`)
 				sameAnswer(t, f, "emoji", "😀 ığüşöç", `"😀 ığüşöç"`)
-				sameAnswer(t, f, "long", strings.Repeat("0123456789", 30_000), `"`+strings.Repeat("0123456789", 30_000)+`"`)
+				long := strings.Repeat("0123456789", 26_000) // within the limit of results
+				sameAnswer(t, f, "long", long, `"`+long+`"`)
 				sameAnswer(t, f, "invalid UTF-8", "\xff\xed\xa0\x80", "")
 				sameAnswer(t, f, "time with a monotonic part", time.Now(), "")
 				sameAnswer(t, f, "float", math.Nextafter(0.3, 1), `0.30000000000000004`)

@@ -19,7 +19,7 @@ func serveReconciled[C bus.Command[R], R any](t testing.TB, store idempotency.St
 	if err != nil {
 		t.Fatal(err)
 	}
-	claimed, _, err := idempotency.StageReconciled(engine, handle, reconcile)
+	claimed, _, err := idempotency.StageWith(engine, handle, idempotency.Settings[C, R]{Reconcile: reconcile})
 	if err != nil {
 		t.Fatal(err)
 	}

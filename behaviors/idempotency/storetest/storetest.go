@@ -61,7 +61,7 @@ type Fixture struct {
 // The cases are parallel subtests, so they go on after the function that called Run has returned: what open needs must be
 // closed by t.Cleanup and not by defer.
 func Run(t *testing.T, open func(t *testing.T) Fixture) {
-	for _, c := range slices.Concat(storeCases(), leaseCases(), engineCases(), leasedCases()) {
+	for _, c := range slices.Concat(storeCases(), leaseCases(), engineCases(), leasedCases(), resultCases()) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			t.Cleanup(func() {

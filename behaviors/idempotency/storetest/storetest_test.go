@@ -215,8 +215,56 @@ var faults = map[string]fault{
 	"results are cut off": {
 		caught: []string{"Store_ResultsComeBack", "OddResults"},
 		hooks: hooks{done: func(d idempotency.Completion) idempotency.Completion {
-			d.Result = d.Result[:min(len(d.Result), 256<<10)]
+			d.Result = d.Result[:min(len(d.Result), 250_000)]
 			return d
+		}},
+	},
+	"an outcome without a result is none": {
+		caught: []string{"Store_OutcomeWithoutAResult", "ResultAboveTheLimit"},
+		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
+			if r.State == idempotency.Completed && r.ResultType == "omitted" {
+				return nil
+			}
+			return &r
+		}},
+	},
+	"no result is an empty one": {
+		caught: []string{"Store_OutcomeWithoutAResult"},
+		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
+			if r.State == idempotency.Completed && r.Result == nil {
+				r.Result = []byte("null")
+			}
+			return &r
+		}},
+	},
+	"every result is of one type": {
+		caught: []string{"Store_OutcomeWithoutAResult", "ResultAboveTheLimit", "SealedResult"},
+		hooks: hooks{done: func(d idempotency.Completion) idempotency.Completion {
+			d.ResultType = "result/0"
+			return d
+		}},
+	},
+	"results are text": {
+		caught: []string{"Store_ResultsComeBack", "SealedResult"},
+		hooks: hooks{done: func(d idempotency.Completion) idempotency.Completion {
+			d.Result = bytes.ToValidUTF8(d.Result, []byte("?"))
+			return d
+		}},
+	},
+	"the attempt is not kept": {
+		caught: []string{"Store_CompletedAttempt", "SealedResult"},
+		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
+			if r.State == idempotency.Completed {
+				r.Attempt = idempotency.AttemptID{}
+			}
+			return &r
+		}},
+	},
+	"the hash version has three digits": {
+		caught: []string{"Store_HashVersions", "SecretOfTheFingerprint"},
+		hooks: hooks{claim: func(c idempotency.Claim) idempotency.Claim {
+			c.HashVersion = 1000 + c.HashVersion%1000
+			return c
 		}},
 	},
 	"null is taken for nothing": {

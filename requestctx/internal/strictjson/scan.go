@@ -27,6 +27,11 @@ const (
 	reasonSyntax = "is not valid JSON"
 	reasonEnd    = "ends too early"
 	reasonTwice  = "appears twice"
+	reasonUTF8   = "is not valid UTF-8"
+	reasonHalf   = "has half of a surrogate pair"
+	reasonOther  = "has an unknown member"
+	reasonEmpty  = "is empty"
+	reasonMore   = "has more data after its end"
 )
 
 // scanner walks once over a JSON text. Its methods expect i at the first byte of what they read and leave it behind the
@@ -81,7 +86,7 @@ func (s *scanner) space() {
 func (s *scanner) body(n *node) *Error {
 	s.space()
 	if s.i == len(s.data) {
-		return s.fail(0, "is empty")
+		return s.fail(0, reasonEmpty)
 	}
 	start := s.i
 	if err := s.value(n, 0); err != nil {
@@ -92,7 +97,7 @@ func (s *scanner) body(n *node) *Error {
 	}
 	s.space()
 	if s.i < len(s.data) {
-		return s.fail(s.i, "has more data after its end")
+		return s.fail(s.i, reasonMore)
 	}
 	return nil
 }
@@ -348,7 +353,7 @@ func (s *scanner) unknown(n *node, at int, name []byte) *Error {
 			return s.fail(at, "must have its name in exactly these letters, upper and lower case counted").within(f.name)
 		}
 	}
-	return s.fail(at, "has an unknown member")
+	return s.fail(at, reasonOther)
 }
 
 // freeObject checks an object whose names are not those of fields and whose values are n.elem.
@@ -506,7 +511,7 @@ func (s *scanner) str() ([]byte, *Error) {
 		default:
 			r, size := utf8.DecodeRune(s.data[i:])
 			if r == utf8.RuneError && size == 1 {
-				return nil, s.fail(i, "is not valid UTF-8")
+				return nil, s.fail(i, reasonUTF8)
 			}
 			i += size
 		}
@@ -545,7 +550,7 @@ func (s *scanner) escape(i int) (rune, int, *Error) {
 			return pair, 12, nil
 		}
 	}
-	return 0, 0, s.fail(i, "has half of a surrogate pair")
+	return 0, 0, s.fail(i, reasonHalf)
 }
 
 // hex reads an escape of the form \u00e9 from the start of b.

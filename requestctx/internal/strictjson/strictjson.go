@@ -8,6 +8,23 @@
 //
 // The package makes one pass of its own over the bytes, with the target's type beside it, and then hands them to
 // encoding/json. It behaves alike with and without GOEXPERIMENT=jsonv2.
+//
+// # XML
+//
+// XML is another writing of the same JSON document. [DecodeXML] writes the XML document as the JSON text that says the same
+// and hands that to [Decode], so a command is the same one in both formats, and so are its fingerprint and the reasons why
+// it is refused. [EncodeXML] writes as XML what json.Marshal gives. Both use one mapping:
+//
+//	object with the members of a struct   an element for each member, by the member's JSON name
+//	array                                 an element for each item, called as the tag xml:"name" of the struct's field
+//	                                      says; without a tag, and in an array within an array, "item"
+//	object with the keys of a map         <entry key="...">value</entry> for each key
+//	string                                its text, as it stands
+//	number, true, false                   its text; XML space around it does not count
+//	null                                  nothing: the element is left out
+//
+// A []byte is text in base64, and a type that reads itself from text, such as [time.Time], is that text; XML space around
+// either does not count. All elements are in the namespace of the root element, which may be none or any.
 package strictjson
 
 import (
@@ -87,9 +104,9 @@ func (e *Error) within(segment string) *Error {
 // Field tags are read as encoding/json reads them. The tag options that only GOEXPERIMENT=jsonv2 knows are not
 // supported: case, format, unknown, and inline except on an embedded struct.
 func Decode(data []byte, v any) error {
-	rv := reflect.ValueOf(v)
-	if rv.Kind() != reflect.Pointer || rv.IsNil() {
-		return fmt.Errorf("%w: it must be a pointer that is not nil", ErrTarget)
+	rv, err := targetOf(v)
+	if err != nil {
+		return err
 	}
 	n, err := nodeOf(rv.Type().Elem())
 	if err != nil {
@@ -117,6 +134,14 @@ func Decode(data []byte, v any) error {
 		return e
 	}
 	return &Error{Offset: int64(s.base), Reason: "holds a value that its type does not accept"}
+}
+
+func targetOf(v any) (reflect.Value, error) {
+	rv := reflect.ValueOf(v)
+	if rv.Kind() != reflect.Pointer || rv.IsNil() {
+		return rv, fmt.Errorf("%w: it must be a pointer that is not nil", ErrTarget)
+	}
+	return rv, nil
 }
 
 // Check reports, wrapping [ErrTarget], whether [Decode] could not decode into a *T for the type t, so that an edge can say so

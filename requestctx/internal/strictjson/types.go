@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -74,7 +75,9 @@ type node struct {
 type field struct {
 	name   string
 	node   *node
-	quoted bool // the tag option "string"
+	quoted bool   // the tag option "string"
+	item   string // what an item of a list is called in XML
+	index  []int  // for [reflect.Value.FieldByIndex]
 }
 
 // nodes holds the finished nodes: reflect.Type to *node.
@@ -98,10 +101,12 @@ func nodeOf(t reflect.Type) (*node, error) {
 type builder struct {
 	made map[reflect.Type]*node
 	raw  *node
+	// shallow stops at the fields of the first struct, and what is wrong with a field makes it a field less.
+	shallow bool
 }
 
 func (b builder) node(t reflect.Type) (*node, error) {
-	if n := b.made[t]; n != nil {
+	if n := b.made[t]; n != nil || b.shallow {
 		return n, nil
 	}
 	n := &node{t: t}
@@ -226,29 +231,35 @@ func (b builder) fields(n *node) error {
 	var found []candidate
 	byName := map[string]int{}
 	visited := map[reflect.Type]bool{}
-	level, count := []reflect.Type{n.t}, map[reflect.Type]int{}
+	type place struct {
+		t     reflect.Type
+		index []int
+	}
+	level, count := []place{{t: n.t}}, map[reflect.Type]int{}
 	for depth := 0; len(level) > 0; depth++ {
-		var deeper []reflect.Type
+		var deeper []place
 		deeperCount := map[reflect.Type]int{}
-		for _, t := range level {
+		for _, at := range level {
+			t := at.t
 			if visited[t] {
 				continue
 			}
 			visited[t] = true
 			for i := range t.NumField() {
+				index := append(slices.Clone(at.index), i)
 				c, embedded, err := b.field(t, t.Field(i))
 				switch {
 				case err != nil:
 					return err
 				case embedded != nil:
 					if deeperCount[embedded]++; deeperCount[embedded] == 1 {
-						deeper = append(deeper, embedded)
+						deeper = append(deeper, place{embedded, index})
 					}
 					continue
 				case c == nil:
 					continue
 				}
-				c.depth, c.ambiguous = depth, count[t] > 1
+				c.index, c.depth, c.ambiguous = index, depth, count[t] > 1
 				k, ok := byName[c.name]
 				switch {
 				case !ok:
@@ -277,6 +288,9 @@ func (b builder) fields(n *node) error {
 // field gives what the struct field f of t is: a member, an embedded struct to look through, or neither.
 func (b builder) field(t reflect.Type, f reflect.StructField) (*candidate, reflect.Type, error) {
 	bad := func(reason string) (*candidate, reflect.Type, error) {
+		if b.shallow {
+			return nil, nil, nil
+		}
 		return nil, nil, fmt.Errorf("%w: the field %s of %s %s", ErrTarget, f.Name, t, reason)
 	}
 	tag := f.Tag.Get("json")
@@ -313,6 +327,9 @@ func (b builder) field(t reflect.Type, f reflect.StructField) (*candidate, refle
 	c := &candidate{tagged: name != ""}
 	if c.name = name; name == "" {
 		c.name = f.Name
+	}
+	if c.item, _, _ = strings.Cut(f.Tag.Get("xml"), ","); c.item == "" {
+		c.item = itemName
 	}
 	var err error
 	if c.node, err = b.node(f.Type); err != nil {

@@ -126,7 +126,7 @@ func bindReconciled(n *node, e *idempotency.Engine, g *group) (send, error) {
 
 func bindWith[R rules](e *idempotency.Engine, handle bus.Handler[command[R], Placed],
 	reconcile func(context.Context, command[R]) (Placed, bool, error)) (send, error) {
-	claimed, _, err := idempotency.StageReconciled(e, handle, reconcile)
+	claimed, _, err := idempotency.StageWith(e, handle, idempotency.Settings[command[R], Placed]{Reconcile: reconcile})
 	if err != nil {
 		return nil, err
 	}
