@@ -27,6 +27,7 @@ func rooms() map[string][]string {
 		"bus":                                  {},
 		"requestctx":                           {"github.com/google/uuid"},
 		"requestctx/internal/*":                {},
+		"requestctx/httpedge":                  {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency", "github.com/rs/cors"},
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
 		"behaviors/logging":                    append([]string{"bus", "requestctx"}, zap...),
 		"behaviors/validation":                 {"bus", "requestctx", "github.com/go-playground/validator/v10"},
@@ -38,7 +39,7 @@ func rooms() map[string][]string {
 		"behaviors/idempotency/pgstore":        append([]string{"behaviors/idempotency"}, pgx...),
 		"behaviors/idempotency/pgstore/pgtest": append([]string{"testing", "github.com/fergusstrange/embedded-postgres"}, pgx...),
 		"registry":                             append([]string{"bus", "behaviors/*", "github.com/go-playground/validator/v10"}, zap...),
-		"examples/*":                           {"*", "*/*", "*/*/*", "*/*/*/*", "*/*/*/*/*"},
+		"examples/*":                           {"*", "*/*", "*/*/*", "*/*/*/*", "*/*/*/*/*", "*/*/*/*/*/*"},
 	}
 }
 
@@ -49,7 +50,7 @@ func forTests() []string {
 		"go.uber.org/goleak", "go.uber.org/zap", "go.uber.org/zap/*", "go.uber.org/zap/zaptest/observer", "pgregory.net/rapid",
 		"github.com/google/uuid", "github.com/go-playground/validator/v10", "github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/*",
 		"github.com/fergusstrange/embedded-postgres", "modernc.org/sqlite", "modernc.org/sqlite/lib",
-		"github.com/go-chi/chi/v5", "github.com/labstack/echo/v4", "github.com/anishathalye/porcupine",
+		"github.com/go-chi/chi/v5", "github.com/labstack/echo/v4", "github.com/rs/cors", "github.com/anishathalye/porcupine",
 	}
 }
 
@@ -174,6 +175,8 @@ func TestAWrongImportIsFound(t *testing.T) {
 		{"requestctx/httpedge/x.go", module + "registry", "requestctx/httpedge/x.go must not import registry"},
 		{"requestctx/httpedge/x.go", module + "behaviors/idempotency/memstore", "requestctx/httpedge/x.go must not import behaviors/idempotency/memstore"},
 		{"requestctx/httpedge/x.go", "github.com/labstack/echo/v4", "requestctx/httpedge/x.go must not import github.com/labstack/echo/v4"},
+		{"requestctx/msgedge/x.go", "github.com/rs/cors", "requestctx/msgedge/x.go must not import github.com/rs/cors"},
+		{"requestctx/x.go", "github.com/rs/cors", "requestctx/x.go must not import github.com/rs/cors"},
 		{"requestctx/internal/strictjson/x.go", module + "requestctx", "requestctx/internal/strictjson/x.go must not import requestctx"},
 		{"behaviors/logging/x.go", module + "behaviors/idempotency", "behaviors/logging/x.go must not import behaviors/idempotency"},
 		{"behaviors/validation/x.go", module + "behaviors/idempotency", "behaviors/validation/x.go must not import behaviors/idempotency"},
@@ -199,6 +202,8 @@ func TestAWrongImportIsFound(t *testing.T) {
 		{"bus/x_test.go", "testing", ""},
 		{"requestctx/x.go", "github.com/google/uuid", ""},
 		{"requestctx/httpedge/x.go", module + "behaviors/validation", ""},
+		{"requestctx/httpedge/x.go", "github.com/rs/cors", ""},
+		{"requestctx/httpedge/x_test.go", "github.com/rs/cors", ""},
 		{"requestctx/httpedge/x_test.go", module + "registry", ""},
 		{"behaviors/idempotency/pgstore/x.go", "github.com/jackc/pgx/v5/pgconn", ""},
 		{"behaviors/idempotency/sqlitestore/x_test.go", "modernc.org/sqlite", ""},

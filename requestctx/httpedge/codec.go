@@ -51,31 +51,82 @@ func JSON() Codec {
 	}
 }
 
+// XML is the other ready format: another writing of the same JSON, for clients that speak XML. A body becomes the JSON that it
+// stands for and is read as that, so both formats of a command have one fingerprint (rule rec-9) and the same faults the same
+// answer.
+//
+// Elements are named as the JSON members are, by the tag json, in any order. A list is an element that holds one element for each
+// item, named by the tag xml of the list's field, such as xml:"line", or "item"; a map holds <entry key="…"> elements. Numbers
+// and truth values may have white space around them. There is no null: an element that is not there is absent. The root element
+// is "request", and "response" in answers; a type with the method XMLRoot() string has its own. All elements are in the root's
+// namespace, whichever that is; attributes, document types, entities and processing instructions are refused. Problem details
+// come as RFC 9457 has them in XML. A character that XML cannot carry is replaced by U+FFFD in an answer.
+//
+// Types that read themselves from JSON and not from text, interfaces and [json.RawMessage] have no XML form: a command that holds
+// one is refused when its route is made.
+func XML() Codec {
+	return Codec{
+		MediaType: "application/xml", Also: []string{"text/xml", "+xml"}, ProblemType: "application/problem+xml",
+		Decode:        func(data []byte, v any) error { return strictjson.DecodeXML(data, rootOf(v, "request"), v) },
+		Encode:        func(v any) ([]byte, error) { return strictjson.EncodeXML(rootOf(v, "response"), "", v) },
+		EncodeProblem: func(p Problem) ([]byte, error) { return strictjson.EncodeXML("problem", "urn:ietf:rfc:7807", p) },
+		Check:         strictjson.CheckXML,
+	}
+}
+
+// rootOf is the name of the root element of a value's document.
+func rootOf(v any, other string) string {
+	if r, ok := v.(interface{ XMLRoot() string }); ok {
+		return r.XMLRoot()
+	}
+	return other
+}
+
 // problem reports what is wrong with the codec.
 func (c Codec) problem() error {
-	switch mediaType, params, err := mime.ParseMediaType(c.MediaType); {
-	case err != nil, len(params) > 0, mediaType != c.MediaType, !strings.Contains(mediaType, "/"):
+	switch {
+	case !plainType(c.MediaType):
 		return fmt.Errorf("its MediaType is %q; give a type without parameters and in small letters, such as \"application/json\"", c.MediaType)
+	case c.ProblemType != "" && !plainType(c.ProblemType):
+		return fmt.Errorf("its ProblemType is %q; give a type without parameters and in small letters, such as \"application/problem+json\"", c.ProblemType)
 	case c.Decode == nil, c.Encode == nil:
 		return errors.New("its Decode or Encode is nil")
 	}
-	for _, name := range c.Also {
-		if name != strings.ToLower(name) || !strings.HasPrefix(name, "+") && strings.Count(name, "/") != 1 {
-			return fmt.Errorf("Also holds %q; give whole types and endings in small letters, such as \"text/xml\" and \"+xml\"", name)
+	for _, name := range append([]string{c.MediaType}, c.Also...) {
+		ending, isEnding := strings.CutPrefix(name, "+")
+		switch {
+		case isEnding && (ending == "" || !plainType("application/"+ending)), !isEnding && !plainType(name):
+			return fmt.Errorf("its Also holds %q; give whole types and endings in small letters, such as \"text/xml\" and \"+xml\"", name)
+		case slices.Contains(formTypes, name):
+			return fmt.Errorf("a format must not be called %q, because a plain form of any other site can send that", name)
 		}
 	}
 	return nil
 }
 
-// named reports whether the media type, in small letters, is a name of this format. Endings count for application types alone:
-// those are not what a plain form of another site can send.
-func (c Codec) named(mediaType string) bool {
-	return mediaType == c.MediaType || slices.ContainsFunc(c.Also, func(name string) bool {
-		if strings.HasPrefix(name, "+") {
-			return strings.HasPrefix(mediaType, "application/") && strings.HasSuffix(mediaType, name)
-		}
-		return mediaType == name
-	})
+// formTypes are what a browser sends for any page, to every site and without asking it.
+var formTypes = []string{"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"}
+
+// plainType reports whether name is a media type in small letters, without parameters and wildcards.
+func plainType(name string) bool {
+	mediaType, params, err := mime.ParseMediaType(name)
+	return err == nil && len(params) == 0 && mediaType == name && strings.Contains(name, "/") && !strings.Contains(name, "*")
+}
+
+// named says how well the media type, in small letters, names this format: 3 it is MediaType, 2 another whole name, 1 it has an
+// ending of it, 0 not at all. Endings count for application types alone: those are not what a plain form of another site can send.
+func (c *Codec) named(mediaType string) int {
+	switch {
+	case mediaType == c.MediaType:
+		return 3
+	case strings.Contains(mediaType, "/") && slices.Contains(c.Also, mediaType):
+		return 2
+	case strings.HasPrefix(mediaType, "application/") && slices.ContainsFunc(c.Also, func(name string) bool {
+		return strings.HasPrefix(name, "+") && strings.HasSuffix(mediaType, name)
+	}):
+		return 1
+	}
+	return 0
 }
 
 func (c Codec) encodeProblem(p Problem) (data []byte, contentType string, err error) {
@@ -104,18 +155,19 @@ func (e *Edge) reader(h http.Header) (*Codec, error) {
 	return c, nil
 }
 
-// formatOf is the format that Content-Type names, or nil.
-func (e *Edge) formatOf(h http.Header) *Codec {
+// formatOf is the format that Content-Type names best, or nil.
+func (e *Edge) formatOf(h http.Header) (best *Codec) {
 	mediaType, _, err := mime.ParseMediaType(h.Get("Content-Type"))
 	if err != nil {
 		return nil
 	}
+	most := 0
 	for i := range e.cfg.Codecs {
-		if e.cfg.Codecs[i].named(mediaType) {
-			return &e.cfg.Codecs[i]
+		if n := e.cfg.Codecs[i].named(mediaType); n > most {
+			best, most = &e.cfg.Codecs[i], n
 		}
 	}
-	return nil
+	return best
 }
 
 // formats names the formats for people.
@@ -159,7 +211,7 @@ func (e *Edge) writerOf(h http.Header) (c *Codec, acceptable bool) {
 // preference is how much a format is wanted.
 type preference struct {
 	q     int // in thousandths
-	exact int // 3 by its name, 2 by the first half of it, 1 by */*, 0 not at all
+	exact int // 5 by its name, 4 and 3 by another one, 2 by the first half of it, 1 by */*, 0 not at all
 	codec *Codec
 }
 
@@ -168,9 +220,9 @@ func (c *Codec) preferred(ranges []mediaRange) (p preference) {
 	for _, r := range ranges {
 		exact := 0
 		half, _, _ := strings.Cut(c.MediaType, "/")
-		switch {
-		case c.named(r.name):
-			exact = 3
+		switch n := c.named(r.name); {
+		case n > 0:
+			exact = n + 2
 		case r.name == half+"/*":
 			exact = 2
 		case r.name == "*/*":
@@ -189,15 +241,19 @@ type mediaRange struct {
 	q    int
 }
 
-// maxRanges bounds how much of Accept is read.
-const maxRanges = 32
+// maxElements bounds how much of Accept is read.
+const maxElements = 32
 
-// acceptOf reads Accept. Elements that are none are passed over, as if they had not been sent.
+// acceptOf reads Accept. Elements that are none are passed over, as if they had not been sent. What is not read any more counts as
+// "*/*" of the least weight, so that it cannot be why a request is refused.
 func acceptOf(h http.Header) (ranges []mediaRange) {
-	for element := range strings.SplitSeq(strings.Join(h.Values("Accept"), ","), ",") {
-		if len(ranges) == maxRanges {
-			break
+	list, n := strings.Join(h.Values("Accept"), ","), 0
+	for list != "" {
+		if n++; n > maxElements {
+			return append(ranges, mediaRange{"*/*", 1})
 		}
+		var element string
+		element, list = cutElement(list)
 		name, params, err := mime.ParseMediaType(element)
 		if err != nil || !strings.Contains(name, "/") {
 			continue
@@ -213,4 +269,20 @@ func acceptOf(h http.Header) (ranges []mediaRange) {
 		ranges = append(ranges, r)
 	}
 	return ranges
+}
+
+// cutElement cuts the first element off a list. A comma within quotes is part of an element.
+func cutElement(list string) (element, rest string) {
+	quoted := false
+	for i := 0; i < len(list); i++ {
+		switch c := list[i]; {
+		case c == '"':
+			quoted = !quoted
+		case c == '\\' && quoted:
+			i++
+		case c == ',' && !quoted:
+			return list[:i], list[i+1:]
+		}
+	}
+	return list, ""
 }

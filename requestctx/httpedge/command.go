@@ -1,17 +1,18 @@
 package httpedge
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"reflect"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/behaviors/validation"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
 	"github.com/tekil-go/tekil/requestctx/internal/strictjson"
@@ -37,6 +38,25 @@ type Options[C, R any] struct {
 	// validation.Field, by Statuses where its code stands there, and else with 500, as when the database is away. But a command
 	// that is not valid is answered with all that is wrong with it. It must not change anything.
 	Tenant func(*http.Request, C) (string, error)
+	// File puts a file that came with the request into the command: under which name of a form's field, and what it is. With File
+	// the route takes multipart/form-data as well. The first part of the form is called "command" and holds the command, in a
+	// format of the edge and as JSON where it does not say; all others, at most 16, are files and have a filename. File is called
+	// for each when it has arrived and before Fill. An error of validation.Field, or several joined, is answered with 400 as a
+	// validation error, and one whose code stands in Statuses by that; any other is a 400 too, so that a name which is not known
+	// only has to be an error. A name may come more than once: where there is room for one file, give an error for the second.
+	//
+	// Of a file its size and SHA-256 are in the fingerprint, and not its name and type, see [requestctx.File]. Both are taken
+	// while the file streams in: up to 1 MiB of each is kept in memory, and a longer one in a temporary file that is gone when the
+	// request ends. The form's boundary and the headers of its parts mean nothing (case F17). [Config].BodyLimit is for the
+	// command's part, and [Config].HashBodies hashes that part alone, because the rest of a form is never the same twice.
+	//
+	// A plain form of another site could send this type with the visitor's cookies. So a form without an Idempotency-Key header,
+	// which only a script that passed a preflight can set, must also pass [http.CrossOriginProtection.Check], or is answered with
+	// 403 and the code CROSS_ORIGIN.
+	File func(cmd *C, field string, f requestctx.File) error
+	// FileLimit is how many bytes the files of a request may have together; more is answered with 413 and the code FILE_TOO_LARGE.
+	// Zero means [DefaultFileLimit].
+	FileLimit int64
 	// EmptyBody says that the request has no body: the command is what Fill makes of it, and a body is refused.
 	EmptyBody bool
 	// Preview is for [Check] alone: it says what would happen, as far as that can be known now, and is asked about commands
@@ -82,15 +102,17 @@ func Command[C bus.Command[R], R any](e *Edge, b *bus.Bus, pattern string, o Opt
 		problems = append(problems, errors.New("Status is 202, which is also the answer while the first attempt runs (its policy says AnswerAccepted); give what is done another, such as 200 or 201"))
 	}
 	if o.Preview != nil {
-		problems = append(problems, errors.New("Preview is for a route made by Check"))
+		problems = append(problems, errors.New("the option Preview is for a route made by Check"))
 	}
-	problems = append(problems, readable[C](e, o.EmptyBody)...)
+	problems = append(problems, readable(e, o)...)
 	if err := errors.Join(problems...); err != nil {
 		return nil, routeError[C](pattern, err)
 	}
 	ep.tenanted = o.Tenant != nil
 	return ep.handler(func(w *writer, r *http.Request, req *requestctx.Request) {
-		cmd, ok := read(ep, b, w, r, req, o)
+		var files uploads
+		defer files.end() // the dispatch waits for the handler, also where the client has gone
+		cmd, ok := read(ep, b, w, r, req, o, &files)
 		if !ok {
 			return
 		}
@@ -119,18 +141,20 @@ type Verdict struct {
 
 // Check makes the handler of a route that only says whether the command C would be let through to its claim (rule pipe-11), and,
 // with [Options].Preview, what would then happen: 200 and a [Verdict], or the problem that [Command] would answer with. Of the
-// options only Fill, Tenant, EmptyBody and Preview count. No key is read, and no idempotency header is sent.
+// options only Fill, Tenant, File, FileLimit, EmptyBody and Preview count. No key is read, and no idempotency header is sent.
 func Check[C bus.Command[R], R any](e *Edge, b *bus.Bus, pattern string, o Options[C, R]) (http.Handler, error) {
 	_, err := bus.Bind[C](b)
 	ep := endpoint{edge: e, kind: reading, methods: []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}}
 	problems := append(ep.at(pattern), err)
-	problems = append(problems, readable[C](e, o.EmptyBody)...)
+	problems = append(problems, readable(e, o)...)
 	if err := errors.Join(problems...); err != nil {
 		return nil, routeError[C](pattern, err)
 	}
 	ep.tenanted = o.Tenant != nil
 	return ep.handler(func(w *writer, r *http.Request, req *requestctx.Request) {
-		cmd, ok := read(ep, b, w, r, req, o)
+		var files uploads
+		defer files.end() // the dispatch waits for the handler, also where the client has gone
+		cmd, ok := read(ep, b, w, r, req, o, &files)
 		if !ok {
 			return
 		}
@@ -261,10 +285,16 @@ func (ep endpoint) succeed(w *writer, r *http.Request, req *requestctx.Request, 
 	send(w, status, w.codec.MediaType, body)
 }
 
-// readable reports why the command cannot be read in a format of the edge.
-func readable[C any](e *Edge, empty bool) (problems []error) {
-	if e == nil || empty {
-		return nil
+// readable reports why the command cannot be read as the options have it.
+func readable[C bus.Command[R], R any](e *Edge, o Options[C, R]) (problems []error) {
+	if o.FileLimit < 0 {
+		problems = append(problems, fmt.Errorf("FileLimit is %d; it must not be negative", o.FileLimit))
+	}
+	if o.EmptyBody && o.File != nil {
+		problems = append(problems, errors.New("files come in a body, so File and EmptyBody exclude each other"))
+	}
+	if e == nil || o.EmptyBody {
+		return problems
 	}
 	for _, c := range e.cfg.Codecs {
 		if c.Check != nil {
@@ -276,21 +306,35 @@ func readable[C any](e *Edge, empty bool) (problems []error) {
 
 // normal is the command in its normal form, as validation makes it.
 func normal[C any](cmd C) C {
-	if n, ok := any(cmd).(interface{ Normalize() C }); ok {
+	if n, ok := any(&cmd).(interface{ Normalize() C }); ok {
 		return n.Normalize()
 	}
 	return cmd
 }
 
 // read makes the command from a request. Where it cannot, it answers and reports ok = false.
-func read[C bus.Command[R], R any](ep endpoint, b *bus.Bus, w *writer, r *http.Request, req *requestctx.Request, o Options[C, R]) (cmd C, ok bool) {
-	body, codec, err := bodyOf(ep.edge, w, r, o.EmptyBody)
-	if err == nil && ep.edge.cfg.HashBodies {
-		sum := sha256.Sum256(body)
-		req.SetBodySHA256(hex.EncodeToString(sum[:]))
+func read[C bus.Command[R], R any](ep endpoint, b *bus.Bus, w *writer, r *http.Request, req *requestctx.Request, o Options[C, R], files *uploads) (cmd C, ok bool) {
+	take := func(codec *Codec, body []byte) error {
+		if ep.edge.cfg.HashBodies {
+			sum := sha256.Sum256(body)
+			req.SetBodySHA256(hex.EncodeToString(sum[:]))
+		}
+		if o.EmptyBody {
+			return nil
+		}
+		return decode(codec, body, &cmd)
 	}
-	if err == nil && !o.EmptyBody {
-		err = decode(codec, body, &cmd)
+	var err error
+	if o.File != nil && isForm(r.Header) {
+		put := func(field string, f requestctx.File) error { return o.File(&cmd, field, f) }
+		f := form{edge: ep.edge, w: w, limit: cmp.Or(o.FileLimit, DefaultFileLimit), files: files, take: take, put: put}
+		err = f.read(r)
+	} else {
+		var body []byte
+		var codec *Codec
+		if body, codec, err = bodyOf(ep.edge, w, r, o.EmptyBody); err == nil {
+			err = take(codec, body)
+		}
 	}
 	if err == nil && o.Fill != nil {
 		err = o.Fill(r, &cmd)
@@ -308,7 +352,9 @@ func read[C bus.Command[R], R any](ep endpoint, b *bus.Bus, w *writer, r *http.R
 		return cmd, true
 	}
 	// All that is wrong with the command says more than that its owner is not known, and that may be the reason for it.
-	if invalid := bus.Check[C](r.Context(), b, cmd); invalid != nil {
+	invalid := bus.Check[C](r.Context(), b, cmd)
+	// A guard that asks for the tenant would answer for the error that there is none.
+	if _, told := errors.AsType[*validation.Error](invalid); invalid != nil && (told || err == nil) {
 		ep.fail(w, req, invalid)
 		return cmd, false
 	}
@@ -337,19 +383,8 @@ func bodyOf(e *Edge, w http.ResponseWriter, r *http.Request, empty bool) (body [
 		return nil, nil, err
 	}
 	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	if err == nil {
-		return body, codec, nil
+	if _, tooLong := errors.AsType[*http.MaxBytesError](err); tooLong && empty {
+		return nil, nil, &edgeError{status: http.StatusBadRequest, code: codeMalformed, detail: "This route takes no body."}
 	}
-	var timeout net.Error
-	switch _, tooLong := errors.AsType[*http.MaxBytesError](err); {
-	case tooLong && empty:
-		err = &edgeError{status: http.StatusBadRequest, code: codeMalformed, detail: "This route takes no body."}
-	case tooLong:
-		err = &edgeError{status: http.StatusRequestEntityTooLarge, code: "BODY_TOO_LARGE", detail: fmt.Sprintf("The body is longer than %d bytes.", limit)}
-	case errors.As(err, &timeout) && timeout.Timeout():
-		err = &edgeError{status: http.StatusRequestTimeout, code: "REQUEST_TIMEOUT", detail: "The body did not arrive in time."}
-	default:
-		err = &edgeError{status: http.StatusBadRequest, code: codeMalformed, detail: "The body did not arrive whole."}
-	}
-	return nil, nil, err
+	return body, codec, unread(err, errBody)
 }

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/rs/cors"
 )
@@ -21,7 +22,8 @@ type CORSConfig struct {
 	Credentials bool
 	// Headers are request headers that scripts may set besides Content-Type, Authorization and Idempotency-Key.
 	Headers []string
-	// MaxAge is how long a browser may remember the answer to its question. Zero means 10 minutes, a negative value not at all.
+	// MaxAge is how long a browser may remember the answer to its question, in whole seconds. Zero means 10 minutes, a negative value
+	// not at all.
 	MaxAge time.Duration
 }
 
@@ -43,8 +45,16 @@ func CORS(cfg CORSConfig) (func(http.Handler) http.Handler, error) {
 		case origin == "*" && cfg.Credentials:
 			problems = append(problems, errors.New("httpedge: CORSConfig lets every origin call with credentials, so any page could act as its visitor; name the origins"))
 		case origin == "*":
-		case err != nil, u.Scheme != "http" && u.Scheme != "https", u.Host == "", strings.ContainsAny(origin, "*@"), origin != u.Scheme+"://"+u.Host:
-			problems = append(problems, fmt.Errorf("httpedge: CORSConfig.Origins: %q is no origin; give scheme and host, without a path, such as \"https://shop.example.com\"", origin))
+		case err != nil, u.Scheme != "http" && u.Scheme != "https", u.Hostname() == "", strings.ContainsAny(origin, "*@"), origin != u.Scheme+"://"+u.Host,
+			strings.HasSuffix(origin, ":"), u.Scheme == "http" && u.Port() == "80", u.Scheme == "https" && u.Port() == "443", // no browser writes these
+			strings.ContainsFunc(origin, func(r rune) bool { return r > unicode.MaxASCII }): // nor this: it sends the form "xn--"
+			problems = append(problems, fmt.Errorf("httpedge: CORSConfig.Origins: %q is no origin as browsers write it; give scheme and host, without a path and "+
+				"without the scheme's own port, such as \"https://shop.example.com\"", origin))
+		}
+	}
+	for _, name := range cfg.Headers {
+		if name == "" || name == "*" || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r) }) {
+			problems = append(problems, fmt.Errorf("httpedge: CORSConfig.Headers: %q is no name of a header; name each of them", name))
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
@@ -54,7 +64,7 @@ func CORS(cfg CORSConfig) (func(http.Handler) http.Handler, error) {
 		cfg.MaxAge = DefaultCORSMaxAge
 	}
 	age := int(cfg.MaxAge / time.Second)
-	if cfg.MaxAge < 0 {
+	if cfg.MaxAge < time.Second {
 		age = -1 // in the library's terms: 0 is the browser's own
 	}
 	return cors.New(cors.Options{

@@ -30,6 +30,16 @@
 // conflict and never with the other path's outcome. The query string is no part of the resource; what a Fill takes from it
 // into the command is part of the payload like any other field.
 //
+// # Formats and files
+//
+// Bodies are JSON unless the configuration names other formats, such as [XML] beside it. Key and fingerprint do not know in which
+// format a command has come, so a retry may come in another one, and is answered in the one that its Accept header asks for.
+// A route with [Options].File takes forms with files as well; a file enters the fingerprint by its size and its SHA-256.
+//
+// A body has to have a type that no plain HTML form can send, or, for a form with files, a key or an origin that is the server's
+// own. A route without a body ([Options].EmptyBody) of a command that needs no key has no such protection; put
+// [http.CrossOriginProtection] before it where cookies say who is calling.
+//
 // # Answers
 //
 // Every answer carries X-Request-ID, the id of this attempt. Every answer of a marked command also carries the key it was
@@ -40,7 +50,8 @@
 // change what a retry finds.
 //
 // Errors are problem details (RFC 9457), see [Problem], and their statuses stand in one function, [Status]. No answer holds
-// the text of an error that is not known to be meant for callers.
+// the text of an error that is not known to be meant for callers. Where an API has an envelope of its own round everything,
+// [Config].Envelope makes it.
 //
 // # Long work
 //

@@ -1,6 +1,7 @@
 package httpedge
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -54,7 +55,8 @@ type Config struct {
 	// results are sent as they are and errors as problem details.
 	Envelope func(*requestctx.Request, Reply) any
 	// HashBodies takes the SHA-256 of each body as it came: for [requestctx.Request.BodySHA256], and as raw_body_sha256 on the
-	// log line. It is for an archive, and shows where two requests of one key were not written alike. The fingerprint does not
+	// log line. It is for an archive, and shows where two requests of one key were not written alike. Of a form it is that of the
+	// command's part. The fingerprint does not
 	// know it (rule rec-9).
 	HashBodies bool
 	// TrustedProxies are the addresses whose X-Request-ID is believed: it becomes the id of the attempt, if it is one header of 1
@@ -74,8 +76,8 @@ type Config struct {
 	DescribedBy string
 	// Preset says by which statuses keys are refused. Zero is [House].
 	Preset Preset
-	// RetryAfter is the Retry-After of answers 503 and 500 after which the same request may be sent again, and of operations in
-	// progress. Zero means 2 seconds. That of a duplicate is registry.Config.RetryAfter.
+	// RetryAfter is the Retry-After of answers after which the same request may be sent again, if they are 503 or have the code
+	// INTERNAL, and of operations in progress. Zero means 2 seconds. That of a duplicate is registry.Config.RetryAfter.
 	RetryAfter time.Duration
 	// Operations is where callers find what is done for them: the pattern of the route that [Operations] serves, such as
 	// "/api/v1/operations/{id}", with the id as its only parameter. It goes, with the id in place, into the Location header of
@@ -125,11 +127,17 @@ func New(cfg Config) (*Edge, error) {
 		if err := c.problem(); err != nil {
 			bad("Codecs[%d]: %w", i, err)
 		}
+		if slices.ContainsFunc(cfg.Codecs[:i], func(o Codec) bool { return o.MediaType == c.MediaType }) {
+			bad("Codecs[%d]: another one before it is called %q as well", i, c.MediaType)
+		}
 	}
 	cfg.TrustedProxies = slices.Clone(cfg.TrustedProxies)
 	for i, p := range cfg.TrustedProxies {
 		if !p.IsValid() {
 			bad("TrustedProxies[%d] is not valid; make it with netip.ParsePrefix, such as 10.0.0.0/8", i)
+		}
+		if p.Addr().Is4In6() { // senders are compared in the form of IPv4, and it would match none
+			bad("TrustedProxies[%d] is an IPv4 address written as IPv6; write it as IPv4, such as 10.0.0.0/8", i)
 		}
 	}
 	statuses := make(map[string]int, len(cfg.Statuses))
@@ -321,7 +329,7 @@ func (ep endpoint) refuseAs(w *writer, r *http.Request, req *requestctx.Request,
 	if a.status >= 500 {
 		level, message = slog.LevelError, "httpedge: the request could not be answered"
 	}
-	ep.log(r, req, level, message,
+	ep.edge.log(r.Context(), req, level, message,
 		slog.Int("status", a.status), slog.String("code", bus.CodeOf(err)), slog.String("error_type", fmt.Sprintf("%T", err)))
 	ep.write(w, req, a)
 }
@@ -343,15 +351,15 @@ func (ep endpoint) panicked(w *writer, r *http.Request, req *requestctx.Request,
 	if err, ok := value.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(value)
 	}
-	ep.log(r, req, slog.LevelError, "httpedge: panic", slog.String("panic_type", fmt.Sprintf("%T", value)), slog.String("at", panickedAt()))
+	ep.edge.log(r.Context(), req, slog.LevelError, "httpedge: panic", slog.String("panic_type", fmt.Sprintf("%T", value)), slog.String("at", panickedAt()))
 	if w.wrote {
 		panic(http.ErrAbortHandler) // the client must not take what it has for the whole
 	}
 	ep.fail(w, req, errPanic)
 }
 
-func (ep endpoint) log(r *http.Request, req *requestctx.Request, level slog.Level, message string, attrs ...slog.Attr) {
-	l := ep.edge.cfg.Log
+func (e *Edge) log(ctx context.Context, req *requestctx.Request, level slog.Level, message string, attrs ...slog.Attr) {
+	l := e.cfg.Log
 	if l == nil {
 		l = slog.Default()
 	}
@@ -359,7 +367,7 @@ func (ep endpoint) log(r *http.Request, req *requestctx.Request, level slog.Leve
 		slog.String("source", req.Source()), slog.String("request_id", req.ID()), slog.String("key", req.Key().String()),
 		slog.String("client", req.Scope().Client), slog.String("tenant", req.Scope().Tenant),
 	}, attrs...)
-	l.LogAttrs(r.Context(), level, message, all...)
+	l.LogAttrs(ctx, level, message, all...)
 }
 
 // again reports whether the same request may be sent again as it is after err, as far as the pipeline's report tells.

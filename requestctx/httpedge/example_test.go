@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/behaviors/idempotency/memstore"
+	"github.com/tekil-go/tekil/behaviors/validation"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/registry"
 	"github.com/tekil-go/tekil/requestctx"
@@ -265,6 +268,124 @@ func ExampleOperations() {
 	// 200 rooms.renovate completed "{\"room\":\"12\"}"
 }
 
+// Transfer says in its body whose it is.
+type Transfer struct {
+	Company string `json:"company" validate:"required"`
+	Amount  int    `json:"amount"  validate:"gt=0"`
+}
+
+func (Transfer) CommandName() bus.Name[bus.None] { return "money.transfer" }
+func (Transfer) Idempotent()                     {}
+
+func ExampleOptions() {
+	store := memstore.New()
+	reg := registry.New(registry.Config{Logger: zap.NewNop(), Store: store})
+	registry.Handle(reg, func(ctx context.Context, c Transfer) (bus.None, error) {
+		return bus.None{}, store.Insert(ctx, requestctx.From(ctx).Scope().Tenant)
+	})
+	b, err := reg.Build()
+	if err != nil {
+		panic(err)
+	}
+	e, err := httpedge.New(httpedge.Config{
+		Anonymous: true,
+		Log:       slog.New(slog.DiscardHandler),
+		Envelope: func(req *requestctx.Request, r httpedge.Reply) any {
+			code := "OK"
+			if r.Problem != nil {
+				code = r.Problem.Code
+			}
+			return map[string]any{"code": code, "first_try": !req.Outcome().Replayed}
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+	options := httpedge.Options[Transfer, bus.None]{
+		Tenant: func(_ *http.Request, c Transfer) (string, error) {
+			return map[string]string{"north": "tenant-1", "south": "tenant-2"}[c.Company], nil // as a database would say
+		},
+	}
+	transfer, err := httpedge.Command(e, b, "POST /transfers", options)
+	if err != nil {
+		panic(err)
+	}
+	options.Preview = func(_ context.Context, c Transfer) (any, error) {
+		return map[string]int{"fee": c.Amount / 100}, nil
+	}
+	preview, err := httpedge.Check(e, b, "POST /transfers/preview", options)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(show(preview, "POST", "/transfers/preview", `{"company":"north","amount":500}`).Code)
+	for _, company := range []string{"north", "south", "north", "west"} { // the same key each time
+		w := show(transfer, "POST", "/transfers", `{"company":"`+company+`","amount":500}`, "Idempotency-Key", "transfer-0001")
+		fmt.Print(w.Code, " ", w.Body)
+	}
+	fmt.Println(store.Rows())
+	// Output:
+	// 200
+	// 200 {"code":"OK","first_try":true}
+	// 200 {"code":"OK","first_try":true}
+	// 200 {"code":"OK","first_try":false}
+	// 403 {"code":"TENANT_UNRESOLVED","first_try":true}
+	// [tenant-1 tenant-2]
+}
+
+func ExampleJSON() {
+	b, err := hotel()
+	if err != nil {
+		panic(err)
+	}
+	lines := httpedge.Codec{ // an application's own format: "12 2" for the room and the nights
+		MediaType: "application/x-lines",
+		Decode: func(data []byte, v any) error {
+			book, ok := v.(*Book)
+			if !ok {
+				return errors.New("not a booking")
+			}
+			_, err := fmt.Sscan(string(data), &book.Room, &book.Nights)
+			return err
+		},
+		Encode: func(v any) ([]byte, error) { return fmt.Appendf(nil, "%v\n", v), nil },
+	}
+	e, err := httpedge.New(httpedge.Config{Anonymous: true, Codecs: []httpedge.Codec{httpedge.JSON(), lines}})
+	if err != nil {
+		panic(err)
+	}
+	book, err := httpedge.Command(e, b, "POST /bookings", httpedge.Options[Book, Booked]{})
+	if err != nil {
+		panic(err)
+	}
+	const key = "booking-0001"
+	first := show(book, "POST", "/bookings", `{"room":"12","nights":2}`, "Idempotency-Key", key)
+	fmt.Print(first.Header().Get("Idempotency-Replayed"), " ", first.Body)
+	again := show(book, "POST", "/bookings", "12 2", "Idempotency-Key", key, "Content-Type", "application/x-lines")
+	fmt.Print(again.Header().Get("Idempotency-Replayed"), " ", again.Body)
+	// Output:
+	// false {"booking":"b-1","room":"12"}
+	// true {b-1 12}
+}
+
+func ExampleCORS() {
+	cors, err := httpedge.CORS(httpedge.CORSConfig{Origins: []string{"https://shop.example.com"}})
+	if err != nil {
+		panic(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /bookings", func(http.ResponseWriter, *http.Request) {})
+	h := cors(mux) // round the router, which has no route for OPTIONS
+	w := show(h, "OPTIONS", "/bookings", "", "Origin", "https://shop.example.com",
+		"Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "content-type,idempotency-key")
+	fmt.Println(w.Code, w.Header().Get("Access-Control-Allow-Origin"), w.Header().Get("Access-Control-Allow-Headers"))
+
+	_, err = httpedge.CORS(httpedge.CORSConfig{Origins: []string{"*"}, Credentials: true})
+	fmt.Println(err)
+	// Output:
+	// 204 https://shop.example.com content-type,idempotency-key
+	// httpedge: CORSConfig lets every origin call with credentials, so any page could act as its visitor; name the origins
+}
+
 func ExampleEdge_Middleware() {
 	b, err := hotel()
 	if err != nil {
@@ -334,4 +455,91 @@ func ExampleStatus() {
 	// 409 none
 	// 500 same-key
 	// 500 none
+}
+
+// Register is an application's command that takes a file.
+type Register struct {
+	Guest    string          `json:"guest" validate:"required"`
+	Passport requestctx.File `json:"-"     validate:"required"`
+}
+
+type Registered struct {
+	Guest string `json:"guest"`
+	Bytes int    `json:"bytes"`
+}
+
+func (Register) CommandName() bus.Name[Registered] { return "guests.register" }
+func (Register) Idempotent()                       {}
+
+func ExampleOptions_file() {
+	store := memstore.New()
+	reg := registry.New(registry.Config{Logger: zap.NewNop(), Store: store})
+	registry.Handle(reg, func(ctx context.Context, c Register) (Registered, error) {
+		in, err := c.Passport.Open() // to be read before the handler returns
+		if err != nil {
+			return Registered{}, err
+		}
+		defer func() { _ = in.Close() }()
+		data, err := io.ReadAll(in)
+		return Registered{c.Guest, len(data)}, errors.Join(err, store.Insert(ctx, c.Guest))
+	})
+	b, err := reg.Build()
+	if err != nil {
+		panic(err)
+	}
+	e, err := httpedge.New(httpedge.Config{Anonymous: true})
+	if err != nil {
+		panic(err)
+	}
+	register, err := httpedge.Command(e, b, "POST /guests", httpedge.Options[Register, Registered]{
+		File: func(c *Register, field string, f requestctx.File) error {
+			switch {
+			case field != "passport":
+				return validation.Field(field, "unknown", "is not a file of this form")
+			case !c.Passport.IsZero():
+				return validation.Field(field, "one", "may be there only once")
+			}
+			c.Passport = f
+			return nil
+		},
+		FileLimit: 10 << 20,
+	})
+	if err != nil {
+		panic(err)
+	}
+
+	try := func(name, content string) {
+		var body strings.Builder
+		form := multipart.NewWriter(&body)
+		err := form.WriteField("command", `{"guest":"Jane"}`) // first
+		if err != nil {
+			panic(err)
+		}
+		file, err := form.CreateFormFile("passport", name)
+		if err != nil {
+			panic(err)
+		}
+		if _, err = io.WriteString(file, content); err != nil {
+			panic(err)
+		}
+		if err = form.Close(); err != nil {
+			panic(err)
+		}
+		w := show(register, "POST", "/guests", body.String(), "Content-Type", form.FormDataContentType(), "Idempotency-Key", "guest-0001")
+		var answer struct {
+			Bytes int
+			Code  string
+		}
+		if err = jsonInto(w, &answer); err != nil {
+			panic(err)
+		}
+		fmt.Printf("%d %v replayed: %q\n", w.Code, answer, w.Header().Get("Idempotency-Replayed"))
+	}
+	try("passport.pdf", "%PDF-1.7")
+	try("copy.pdf", "%PDF-1.7") // the same file, whatever it is called
+	try("passport.pdf", "%PDF-2.0")
+	// Output:
+	// 200 {8 } replayed: "false"
+	// 200 {8 } replayed: "true"
+	// 409 {0 IDEMPOTENCY_KEY_CONFLICT} replayed: "false"
 }

@@ -26,10 +26,10 @@ type Operation struct {
 	Command string `json:"command,omitempty"`
 	// Detail is a sentence for people, where there is more to say.
 	Detail string `json:"detail,omitempty"`
-	// Retry says what may be done with the request and its key, where that is a question: same-key for the state unknown, none
-	// for refused and gone.
+	// Retry says what may be done with the request and its key, where that is a question: same-key for the state unknown and for a
+	// completed one whose result is sealed, none for refused and gone.
 	Retry Retry `json:"retry,omitempty"`
-	// Result is there when the state is completed, as it is stored.
+	// Result is there when the state is completed, as it is stored, unless it is sealed.
 	Result json.RawMessage `json:"result,omitempty"`
 	// Refusal is there when the state is refused.
 	Refusal *Refusal `json:"refusal,omitempty"`
@@ -139,7 +139,10 @@ func operation(ctx context.Context, store idempotency.Store, id string, guards [
 	}
 	switch found.State {
 	case idempotency.OperationCompleted:
-		if !json.Valid(found.Result) {
+		if found.Sealed {
+			op.Retry = SameKey
+			op.Detail = "It was done. Its result is stored encrypted and is not shown here; send the same request again with the same key to get it."
+		} else if !json.Valid(found.Result) {
 			return Operation{}, &idempotency.ResultError{Command: found.Command, Stored: true, Err: errors.New("the stored result is not JSON")}
 		}
 	case idempotency.OperationRefused:
@@ -179,7 +182,10 @@ func (e *Edge) accept(w http.ResponseWriter, c *Codec, req *requestctx.Request, 
 		v = e.cfg.Envelope(req, Reply{Status: http.StatusAccepted, Operation: &op})
 	}
 	body, err := c.Encode(v)
-	if err != nil {
+	if err != nil { // an envelope or a format of the application's
+		e.unencoded(req, http.StatusAccepted, err)
+		j := JSON()
+		c = &j
 		body, _ = c.Encode(op) // three texts
 	}
 	send(w, http.StatusAccepted, c.MediaType, body)

@@ -789,12 +789,29 @@ func TestBR37_TheLinesOfADeclaredHeaderAreTheSameOnAReplay(t *testing.T) {
 
 func TestBR38_AnAnswerThatIsLargeIsReplayedAndNotRunAgain(t *testing.T) {
 	t.Parallel()
-	large := strings.Repeat("x", 300_000)
+	large := strings.Repeat("x", 200_000)
 	g := newRig(t, setup{place: func(context.Context, place) (placed, error) { return placed{OrderID: large}, nil }})
 	route(g, "POST /v1/orders", httpedge.Options[place, placed]{})
 	first := g.post(k1).ok(200, "false")
 	second := g.post(k1).ok(200, "true")
 	same(t, "the same body", second.body == first.body && len(first.body) > len(large), true)
+	same(t, "H", g.handled.Load(), 1)
+}
+
+func TestR12_BR38_AnAnswerThatIsTooLargeToKeepIsGivenOnceAndNotRunAgain(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("x", idempotency.DefaultResultLimit+1)
+	g := newRig(t, setup{place: func(ctx context.Context, c place) (placed, error) {
+		requestctx.From(ctx).SetExternalRef("auth-7")
+		return placed{OrderID: large}, nil
+	}})
+	route(g, "POST /v1/orders", httpedge.Options[place, placed]{})
+	first := g.post(k1).ok(200, "false")
+	same(t, "the first answer is whole", len(first.body) > len(large), true)
+	for range 2 {
+		gone := g.post(k1).fails(410, "IDEMPOTENCY_RESULT_UNAVAILABLE", httpedge.Never)
+		same(t, "reference", string(gone.Data), `{"external_ref":"auth-7"}`)
+	}
 	same(t, "H", g.handled.Load(), 1)
 }
 

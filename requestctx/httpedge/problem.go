@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"strconv"
@@ -49,7 +50,7 @@ type Problem struct {
 	// OperationID is the operation that is in progress, where it can be asked for ([Operations]).
 	OperationID string `json:"operation_id,omitempty"`
 	// Errors says which fields are wrong.
-	Errors []validation.FieldError `json:"errors,omitempty"`
+	Errors []validation.FieldError `json:"errors,omitempty" xml:"error"`
 	// Data holds the details of a final refusal; and with the code IDEMPOTENCY_RESULT_UNAVAILABLE an object with the member
 	// external_ref, where the record holds a reference to what was done.
 	Data json.RawMessage `json:"data,omitempty"`
@@ -394,8 +395,8 @@ func (e *Edge) write(w http.ResponseWriter, c *Codec, req *requestctx.Request, a
 		p.Type = e.cfg.DescribedBy
 	}
 	body, contentType, err := e.problem(c, req, p)
-	if err != nil { // Data of a damaged record
-		p.Data = nil
+	if err != nil {
+		p.Data = nil // of a damaged record
 		body, contentType, err = e.problem(c, req, p)
 	}
 	if err != nil { // an envelope or a format of the application's
@@ -404,11 +405,15 @@ func (e *Edge) write(w http.ResponseWriter, c *Codec, req *requestctx.Request, a
 	send(w, a.status, contentType, body)
 }
 
-// problem writes a problem in the format c, in the envelope if there is one.
+// problem writes a problem in the format c, in the envelope if there is one. That it cannot is logged, because the answer that is
+// sent instead does not show it.
 func (e *Edge) problem(c *Codec, req *requestctx.Request, p Problem) (body []byte, contentType string, err error) {
 	defer func() {
-		if recover() != nil { // it may be what has brought the problem about
+		if v := recover(); v != nil { // it may be what has brought the problem about
 			err = errPanic
+			e.log(context.Background(), req, slog.LevelError, "httpedge: panic", slog.String("panic_type", fmt.Sprintf("%T", v)), slog.String("at", panickedAt()))
+		} else if err != nil {
+			e.unencoded(req, p.Status, err)
 		}
 	}()
 	if e.cfg.Envelope == nil {
@@ -416,6 +421,12 @@ func (e *Edge) problem(c *Codec, req *requestctx.Request, p Problem) (body []byt
 	}
 	body, err = c.Encode(e.cfg.Envelope(req, Reply{Status: p.Status, Problem: &p}))
 	return body, c.MediaType, err
+}
+
+// unencoded logs that an answer could not be encoded, where another one is sent in its place.
+func (e *Edge) unencoded(req *requestctx.Request, status int, err error) {
+	e.log(context.Background(), req, slog.LevelError, "httpedge: the answer could not be encoded",
+		slog.Int("status", status), slog.String("error_type", fmt.Sprintf("%T", err)))
 }
 
 // seconds is a header's form of a time to wait, which is whole.
