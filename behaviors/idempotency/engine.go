@@ -324,7 +324,7 @@ func (d *dispatch) atomic(ctx context.Context, w work) (a answer, err error) {
 		return a, d.changedError()
 	}
 	d.runs++
-	run := &active{engine: d.Engine, name: d.name, scope: d.claim.Scope, grant: Grant{Attempt: 1, Reused: d.reused}}
+	run := &active{engine: d.Engine, name: d.name, scope: d.claim.Scope, run: d.claim.Attempt, grant: Grant{Attempt: 1, Reused: d.reused}}
 	defer run.returned.Store(true)
 	workCtx, cancel := context.WithTimeoutCause(detached, d.policy.Deadline, errDeadline)
 	defer cancel()

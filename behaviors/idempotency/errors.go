@@ -35,7 +35,7 @@ var (
 	// ErrChildLabelRequired is behind the [*HandlerError] of a marked command that a Leased handler sends for the second time
 	// without [WithLabel]: the second one would be taken for a repetition of the first.
 	ErrChildLabelRequired = errors.New("idempotency: the same command was sent twice inside a Leased command, without labels that tell the two apart")
-	// ErrNoIntent is returned by [DownstreamKey] where no marked command with a key is being handled: there is nothing that a
+	// ErrNoIntent is returned by [DownstreamKey] and [EventID] where no marked command with a key is being handled: there is nothing that a
 	// key could be derived from, and none is made up (rule pipe-7).
 	ErrNoIntent = errors.New("idempotency: there is no recorded intent here to derive a key from")
 )

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -102,6 +103,45 @@ func ExampleLeased() {
 	// leased 1m0s
 	// auth-1 <nil> false [order-4711 auth-1]
 	// auth-1 <nil> true [order-4711 auth-1]
+}
+
+// A mail is sent once, however often the message that asks for it is delivered.
+func ExampleOnce() {
+	store := memstore.New()
+	for range 3 {
+		err := idempotency.Once(context.Background(), store, "mailer", "order-4711-placed", func(ctx context.Context) error {
+			fmt.Println("a mail goes into the outbox")
+			return store.Insert(ctx, "mail for order 4711")
+		})
+		fmt.Println(err)
+	}
+	fmt.Println(len(store.Rows()), "row")
+	// Output:
+	// a mail goes into the outbox
+	// <nil>
+	// <nil>
+	// <nil>
+	// 1 row
+}
+
+func ExampleEventID() {
+	store := memstore.New()
+	send, _ := open(store, func(ctx context.Context, a authorize) (string, error) {
+		id, err := idempotency.EventID(ctx)
+		if err != nil {
+			return "", err
+		}
+		return "auth-1", store.Insert(ctx, "order.authorized as "+strconv.Itoa(len(id))+" characters") // a row of the outbox, in the handler's transaction
+	})
+	for range 2 { // the second is a replay, which emits nothing
+		ctx, _ := request("order-4711-authorize")
+		fmt.Println(send(ctx, authorize{Order: "order-4711", Amount: 4200}))
+	}
+	fmt.Println(store.Rows())
+	// Output:
+	// auth-1 <nil>
+	// auth-1 <nil>
+	// [order.authorized as 43 characters]
 }
 
 func ExampleDownstreamKey() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"strconv"
 	"sync"
 	"sync/atomic"
 )
@@ -13,11 +14,13 @@ type active struct {
 	engine *Engine
 	name   string
 	scope  Scope
+	run    AttemptID
 	lease  Lease // nil in Atomic
 	grant  Grant
 
 	returned atomic.Bool // the handler has returned
 	outside  atomic.Bool // it has asked for a downstream key, and so may have been to the outside world
+	events   atomic.Int64
 
 	mu   sync.Mutex
 	sent map[string]bool // the commands that it has sent without a label
@@ -116,6 +119,25 @@ func DownstreamKey(ctx context.Context, label string) (string, error) {
 	a.outside.Store(true)
 	s := a.scope
 	return derived("downstream/1", s.Tenant, s.Client, s.Operation, s.Key, label), nil
+}
+
+// EventID gives the id of the next event that a handler emits: one that is written to an outbox in the handler's transaction, so
+// that it exists exactly when the outcome is recorded. It is made of the record and of the number of the event in its handler's run,
+// has 43 characters of A-Z a-z 0-9 _ - and does not reveal the key. A replay does not run the handler and emits nothing.
+//
+// It differs between two attempts of which only one can commit, and between two lives of a key that expired and was used again:
+// the events of the second are new work for whoever receives them. Handlers that emit from several goroutines give each event
+// another id, and which one gets which is then chance.
+//
+// In a command that runs in another one's transaction the events are numbered with that one's. Outside the handler of a marked
+// command that runs under a key, and after it has returned, the error is [ErrNoIntent].
+func EventID(ctx context.Context) (string, error) {
+	a, ok := ctx.Value(currentKey{}).(*active)
+	if !ok || a.returned.Load() {
+		return "", ErrNoIntent
+	}
+	s := a.scope
+	return derived("event/1", s.Tenant, s.Client, s.Operation, s.Key, string(a.run[:]), strconv.FormatInt(a.events.Add(1), 10)), nil
 }
 
 // WithLabel gives a context on which a marked command is sent with a key of its own, derived from the key of the command or

@@ -41,7 +41,7 @@ func (d *dispatch) leased(ctx context.Context, w work) (a answer, err error) {
 	defer d.flight.owner.Store(nil)
 
 	ctx = context.WithoutCancel(ctx)
-	run := &active{engine: d.Engine, name: d.name, scope: d.claim.Scope, lease: lease, grant: d.grant}
+	run := &active{engine: d.Engine, name: d.name, scope: d.claim.Scope, run: d.claim.Attempt, lease: lease, grant: d.grant}
 	finished := false
 	defer func() {
 		if !finished { // a panic or runtime.Goexit in the handler, or in a method of its error
