@@ -29,6 +29,7 @@ func rooms() map[string][]string {
 		"requestctx/internal/*":                {},
 		"requestctx/httpedge":                  {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency", "github.com/rs/cors"},
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
+		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},
 		"behaviors/logging":                    append([]string{"bus", "requestctx"}, zap...),
 		"behaviors/validation":                 {"bus", "requestctx", "github.com/go-playground/validator/v10"},
 		"behaviors/idempotency":                {"bus", "requestctx", "go.uber.org/zap"}, // for what a person and the purger do, in the log of the dispatches
@@ -46,11 +47,13 @@ func rooms() map[string][]string {
 // forTests is what test files may import beside what is ours: no assertion library among it.
 func forTests() []string {
 	return []string{
-		"testing", "testing/*", "bus", "requestctx", "requestctx/*", "requestctx/internal/*", "behaviors/*", "behaviors/idempotency/*", "behaviors/idempotency/internal/*", "behaviors/idempotency/*/*", "registry",
+		"testing", "testing/*", "bus", "requestctx", "requestctx/*", "requestctx/*/*", "behaviors/*", "behaviors/idempotency/*", "behaviors/idempotency/internal/*", "behaviors/idempotency/*/*", "registry",
 		"go.uber.org/goleak", "go.uber.org/zap", "go.uber.org/zap/*", "go.uber.org/zap/zaptest/observer", "pgregory.net/rapid",
 		"github.com/google/uuid", "github.com/go-playground/validator/v10", "github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/*",
 		"github.com/fergusstrange/embedded-postgres", "modernc.org/sqlite", "modernc.org/sqlite/lib",
 		"github.com/go-chi/chi/v5", "github.com/labstack/echo/v4", "github.com/rs/cors", "github.com/anishathalye/porcupine",
+		"github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message", "github.com/ThreeDotsLabs/watermill/message/router/middleware",
+		"github.com/ThreeDotsLabs/watermill/pubsub/gochannel", "github.com/ThreeDotsLabs/watermill/components/forwarder",
 	}
 }
 
@@ -177,6 +180,9 @@ func TestAWrongImportIsFound(t *testing.T) {
 		{"requestctx/httpedge/x.go", "github.com/labstack/echo/v4", "requestctx/httpedge/x.go must not import github.com/labstack/echo/v4"},
 		{"requestctx/msgedge/x.go", "github.com/rs/cors", "requestctx/msgedge/x.go must not import github.com/rs/cors"},
 		{"requestctx/x.go", "github.com/rs/cors", "requestctx/x.go must not import github.com/rs/cors"},
+		{"requestctx/msgedge/x.go", "github.com/ThreeDotsLabs/watermill/message", "requestctx/msgedge/x.go must not import github.com/ThreeDotsLabs/watermill/message"},
+		{"requestctx/msgedge/watermilledge/x.go", "github.com/ThreeDotsLabs/watermill/pubsub/gochannel", "requestctx/msgedge/watermilledge/x.go must not import github.com/ThreeDotsLabs/watermill/pubsub/gochannel"},
+		{"requestctx/msgedge/watermilledge/x.go", module + "registry", "requestctx/msgedge/watermilledge/x.go must not import registry"},
 		{"requestctx/internal/strictjson/x.go", module + "requestctx", "requestctx/internal/strictjson/x.go must not import requestctx"},
 		{"behaviors/logging/x.go", module + "behaviors/idempotency", "behaviors/logging/x.go must not import behaviors/idempotency"},
 		{"behaviors/validation/x.go", module + "behaviors/idempotency", "behaviors/validation/x.go must not import behaviors/idempotency"},
@@ -203,6 +209,7 @@ func TestAWrongImportIsFound(t *testing.T) {
 		{"requestctx/x.go", "github.com/google/uuid", ""},
 		{"requestctx/httpedge/x.go", module + "behaviors/validation", ""},
 		{"requestctx/httpedge/x.go", "github.com/rs/cors", ""},
+		{"requestctx/msgedge/watermilledge/x.go", "github.com/ThreeDotsLabs/watermill/message", ""},
 		{"requestctx/httpedge/x_test.go", "github.com/rs/cors", ""},
 		{"requestctx/httpedge/x_test.go", module + "registry", ""},
 		{"behaviors/idempotency/pgstore/x.go", "github.com/jackc/pgx/v5/pgconn", ""},

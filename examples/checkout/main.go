@@ -27,6 +27,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -96,6 +97,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	purger, err := idempotency.NewPurger(idempotency.PurgerConfig{Store: store, Logger: logger})
+	if err != nil {
+		return err
+	}
+	var purging sync.WaitGroup // of what has expired (rule rec-10)
+	defer purging.Wait()
+	purgeCtx, stopPurging := context.WithCancel(ctx)
+	defer stopPurging()
+	purging.Go(func() { _ = purger.Run(purgeCtx) })
 
 	listener, err := net.Listen("tcp", s.addr)
 	if err != nil {

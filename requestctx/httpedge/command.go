@@ -272,8 +272,11 @@ func (ep endpoint) succeed(w *writer, r *http.Request, req *requestctx.Request, 
 		}
 	}
 	h := w.Header()
-	if ep.kind == marked {
+	switch ep.kind {
+	case marked:
 		outcomeHeaders(h, req)
+	case unmarked: // what has changed something is not to be had from a cache
+		h.Set("Cache-Control", "no-store")
 	}
 	if location != "" {
 		h.Set("Location", location)
