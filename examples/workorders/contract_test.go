@@ -253,8 +253,10 @@ var contract = slices.Concat([]row{
 	{"S04 a company that does not exist", "", []step{of(field("company_code", "COMPANY_NOT_FOUND"), "TEKIL-TR", "TEKIL-DE"), of(executed(1, 0))}, stored{1, 1, 1}, nil},
 	{"S04 an organisation that does not exist", "", []step{{doc: in("IZM-01", doc("PRJ-1001", "§N-1")), format: "xml",
 		want: field("organization_code", "ORGANIZATION_NOT_FOUND")}, of(executed(1, 0))}, stored{1, 1, 1}, nil},
-	{"S05 a route that does not exist", "", []step{{route: "POST " + importPath + "/other", want: want{status: 404, foreign: true}}, {route: "PUT " + importPath, want: want{status: 405, foreign: true}}},
-		stored{}, nil},
+	{"S05 S08 a route that does not exist, and a method that a route does not have", "", []step{
+		{route: "POST " + importPath + "/other", want: want{status: 404, code: "ROUTE_NOT_FOUND", facts: []string{"data.retry=none"}}},
+		{route: "PUT " + importPath, format: "xml", want: want{status: 405, code: "METHOD_NOT_ALLOWED", facts: []string{"data.retry=none"}}.with("Allow", "POST")},
+	}, stored{}, nil},
 	{"S09 rec-9 another token of the same client", "tokens", []step{{head: []string{bearerA}, want: executed(1, 0)}, {head: []string{bearerA2}, want: replay(1)}}, stored{1, 1, 1}, nil},
 	{"S11 a tenant is one value", "", []step{of(executed(1, 0))}, stored{1, 1, 1}, []fact{{`SELECT r.tenant = o.company_id || '/' || o.organization_id
 		FROM idempotency_records r, organizations o WHERE r.key = '§K' AND o.organization_code = 'IST-01'`, "true"}}},

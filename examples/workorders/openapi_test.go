@@ -446,7 +446,11 @@ func openapiTable(t *testing.T, s openapiServers) []openapiCase {
 		cases = append(cases, get(s.on, openapiList+"&limit="+strconv.Itoa(limit), status, code, same))
 	}
 	for _, path := range []string{importPath, testPath, "/api/v1/work-orders", "/healthz", "/openapi.yaml", "/"} {
-		cases = append(cases, openapiCase{name: "DELETE " + path, base: s.on, method: "DELETE", path: path, status: 405, wrong: true})
+		c := openapiCase{name: "DELETE " + path, base: s.on, method: "DELETE", path: path, status: 405, wrong: true}
+		if strings.HasPrefix(path, "/api/") {
+			c.code, c.retry = "METHOD_NOT_ALLOWED", none
+		}
+		cases = append(cases, c)
 	}
 	return append(cases, // the last, because nothing works behind it
 		after(`ALTER TABLE idempotency_records RENAME TO gone`, live(s.on, "import-0014", sampleJSON, 503, "IDEMPOTENCY_STORE_UNAVAILABLE", same)))
@@ -508,8 +512,11 @@ func (d openapiDocument) gives(o openapiOperation, c openapiCase, status int, he
 		for declared := range described.Value.Headers {
 			known = known || strings.EqualFold(name, declared)
 		}
-		if !known || len(values) != 1 {
-			return fmt.Errorf("the header %s is not described, or is there %d times", name, len(values))
+		if !known {
+			return fmt.Errorf("the header %s is not described", name)
+		}
+		if len(values) != 1 {
+			return fmt.Errorf("the header %s is there %d times", name, len(values))
 		}
 	}
 	in := d.input(o, c)
@@ -692,7 +699,7 @@ func TestTheDescriptionIsValidAndServedAsItStands(t *testing.T) {
 func TestWhatTheDescriptionDoesNotSayIsRefused(t *testing.T) {
 	t.Parallel()
 	doc := openapiRead(t)
-	c := openapiCase{base: "http://localhost", method: http.MethodPost, path: importPath, lines: []string{openapiAsJSON, openapiKey("import-0001")}}
+	c := openapiCase{base: "http://localhost", method: http.MethodPost, path: importPath, lines: []string{openapiAsJSON, openapiKey("a-key-of-8")}}
 	operation, _ := doc.operation(c)
 	const head = "Content-Type: application/json\nX-Request-Id: a\nVary: Accept\nCache-Control: no-store\n"
 	answer := func(status int, head, body string) error {
@@ -709,14 +716,15 @@ func TestWhatTheDescriptionDoesNotSayIsRefused(t *testing.T) {
 	const failure = `{"request_id":"a","success":false,"code":"VALIDATION_FAILED","message":"m","data":{"retry":"same-key"},` +
 		`"errors":[{"field":"f","code":"required","message":"m"}]}`
 	const successXML = `<response><request_id>a</request_id><success>true</success><code>WORK_ORDERS_PROCESSED</code><message>m</message>` +
-		`<data><projects><project><project_code>P</project_code><status>refused</status><code>PROJECT_CLOSED</code><work_orders/></project>` +
-		`</projects><created>0</created><existing>0</existing></data><errors/></response>`
+		`<data><projects><project><project_code>P</project_code><status>refused</status><code>PROJECT_CLOSED</code><work_orders/>` +
+		`</project></projects><created>0</created><existing>0</existing></data><errors/></response>`
 	headXML, order := strings.Replace(head, "json", "xml", 1), asJSON(small("PRJ-1001", "WO-1"))
-	for what, err := range map[string]error{"success": answer(200, head, success), "failure": answer(400, head, failure), "XML": answer(200, headXML, successXML)} {
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
+	lost := strings.Replace(failure, "VALIDATION_FAILED", "IDEMPOTENCY_LEASE_LOST", 1)
+	if err := errors.Join(answer(200, head, success), answer(400, head, failure), answer(503, head+"Retry-After: 1\n", lost),
+		answer(200, headXML, successXML)); err != nil {
+		t.Fatal(err)
 	}
+
 	refused := func(what string, err error) {
 		if err == nil {
 			t.Errorf("%s is let through", what)
@@ -734,15 +742,16 @@ func TestWhatTheDescriptionDoesNotSayIsRefused(t *testing.T) {
 	refused("another media type", answer(200, change(head, "application/json", "text/plain"), success))
 	for _, h := range [][2]string{
 		{"Vary: Accept", "Vary: Origin"}, {"no-store", "public"}, {"X-Request-Id: a\n", ""}, {"X-Request-Id: a", "X-Request-Id: /"},
-		{"Vary: Accept", "Vary: Accept\nIdempotency-Replayed: no"}, {"Vary: Accept", "Vary: Accept\nX-Other: a"}, {"Vary: Accept", "Vary: Accept\nRetry-After: 1"}, {"Vary: Accept", "Vary: Accept\nVary: Accept"},
+		{"Vary:", "Idempotency-Replayed: no\nVary:"}, {"Vary:", "X-Other: a\nVary:"}, {"Vary:", "Retry-After: 1\nVary:"},
+		{"Vary:", "Vary: Accept\nVary:"},
 	} {
 		refused(h[1], answer(200, change(head, h[0], h[1]), success))
 	}
-	refused("no time to wait", answer(503, head+"Retry-After: 0\n", change(failure, "VALIDATION_FAILED", "IDEMPOTENCY_LEASE_LOST")))
+	refused("no time to wait", answer(503, head+"Retry-After: 0\n", lost))
 	for _, b := range [][2]string{
 		{`"success":true`, `"success":false`}, {"WORK_ORDERS_PROCESSED", "OK"}, {`"message":"m",`, ""}, {`"message":"m"`, `"message":1`},
-		{`"errors":[]`, `"errors":[],"other":1`}, {`"created":1`, `"created":1,"other":1`}, {`"status":"created"`, `"status":"created","other":1`},
-		{`"created":1`, `"created":-1`}, {`"created":1`, `"created":0.5`}, {`"work_order_id":1`, `"work_order_id":0`}, {`"status":"created"`, `"status":"new"`},
+		{`"errors":[]`, `"errors":[],"other":1`}, {`"created":1`, `"created":1,"other":1`}, {`"created"}`, `"created","other":1}`},
+		{`"created":1`, `"created":-1`}, {`"created":1`, `"created":0.5`}, {`_id":1`, `_id":0`}, {`:"created"`, `:"new"`},
 		{`"request_id":"a"`, `"request_id":"/"`}, {`"request_id":"a"`, `"request_id":""`}, {`"errors":[]`, `"errors":null`},
 	} {
 		refused(b[1], answer(200, head, change(success, b[0], b[1])))
@@ -754,8 +763,9 @@ func TestWhatTheDescriptionDoesNotSayIsRefused(t *testing.T) {
 		refused(b[1], answer(400, head, change(failure, b[0], b[1])))
 	}
 	for _, b := range [][2]string{
-		{"<success>true", "<success>false"}, {"<success>true", "<success>yes"}, {"<errors/>", ""}, {"<errors/>", "<errors/><errors/>"}, {"<errors/>", "<errors/><other/>"},
-		{"<created>0", "<created>none"}, {"<status>refused", "<status>new"}, {"<projects><project>", "<projects><item/><project>"}, {"<message>m", "<message><b/>"},
+		{"<success>true", "<success>false"}, {"<success>true", "<success>yes"}, {"<errors/>", ""}, {"<errors/>", "<errors/><errors/>"},
+		{"<errors/>", "<errors/><other/>"}, {"<created>0", "<created>none"}, {"<status>refused", "<status>new"},
+		{"<projects>", "<projects><item/>"}, {"<message>m", "<message><b/>"}, {successXML, "<answer/>"},
 	} {
 		refused(b[1], answer(200, headXML, change(successXML, b[0], b[1])))
 	}
@@ -767,8 +777,9 @@ func TestWhatTheDescriptionDoesNotSayIsRefused(t *testing.T) {
 	quantity := regexp.MustCompile(`"quantity":[^,}]+`).FindString(order)
 	start := regexp.MustCompile(`"planned_start":"[^"]+"`).FindString(order)
 	for _, b := range [][2]string{
-		{quantity, `"quantity":0`}, {quantity, `"quantity":"1e3"`}, {quantity, `"quantity":0.1234567`}, {quantity, `"quantity":1000000000000`}, {quantity, `"quantity":true`},
-		{start, `"planned_start":"2026-02-30"`}, {start, `"planned_start":"2026-2-3"`}, {quantity, quantity + `,"other":1`}, {"{", `{"other":1,`},
+		{quantity, `"quantity":0`}, {quantity, `"quantity":"1e3"`}, {quantity, `"quantity":0.1234567`}, {quantity, `"quantity":1000000000000`},
+		{quantity, `"quantity":true`}, {quantity, quantity + `,"other":1`}, {"{", `{"other":1,`},
+		{start, `"planned_start":"2026-02-30"`}, {start, `"planned_start":"2026-2-3"`},
 	} {
 		c.body = change(order, b[0], b[1])
 		refused(b[1], doc.takes(operation, c))
@@ -913,7 +924,7 @@ func TestTheDescriptionHasTheServersRoutes(t *testing.T) {
 // openapiNever are codes of the edge that this service does not send, and why.
 var openapiNever = map[string]string{
 	"TENANT_UNRESOLVED":              "an organisation that is found is a tenant, and one that is not is a field that is wrong",
-	"METHOD_NOT_ALLOWED":             "the router answers first, with a text",
+	"ROUTE_NOT_FOUND":                "it is of paths that the document does not have",
 	"REQUEST_TIMEOUT":                "the server sets no time for the reading of bodies",
 	"OPERATION_NOT_FOUND":            "there is no route for operations",
 	"IDEMPOTENCY_SCOPE_MISSING":      "the edge sets the scope of every request that it lets in",

@@ -154,6 +154,7 @@ func newServer(kept store, records idempotency.Store, logger *zap.Logger, s sett
 		Statuses:       map[string]int{noProjectProcessed{}.Code(): http.StatusConflict},
 		Log:            slog.New(slog.NewJSONHandler(os.Stderr, nil)),
 	}
+	cfg.Statuses[errMethod.code], cfg.Statuses[errRoute.code] = http.StatusMethodNotAllowed, http.StatusNotFound
 	open := cfg // the route that only says what would happen is for everybody
 	open.Anonymous, open.HashBodies = true, false
 	if s.clients != nil {
@@ -209,8 +210,47 @@ func newServer(kept store, records idempotency.Store, logger *zap.Logger, s sett
 	})
 	mux.Handle("GET /openapi.yaml", document("application/yaml", openAPI))
 	mux.Handle("GET /{$}", document("text/html; charset=utf-8", contractPage))
-	return mux, nil
+	return enclosing(mux, public, cfg.Log), nil
 }
+
+// What a path of the API that is no route, or a method that it does not have, is answered with.
+var (
+	errMethod = &codeError{code: "METHOD_NOT_ALLOWED"}
+	errRoute  = &codeError{code: "ROUTE_NOT_FOUND"}
+)
+
+// enclosing answers in the envelope where the router would answer a request to the API with a text.
+func enclosing(mux *http.ServeMux, edge *httpedge.Edge, log *slog.Logger) http.Handler {
+	refuse := func(err *codeError) http.Handler {
+		return edge.Middleware("")(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			log.Info("workorders: no such route", "request_id", requestctx.From(r.Context()).ID(), "code", err.code)
+			edge.WriteProblem(w, r, err)
+		}))
+	}
+	method, route := refuse(errMethod), refuse(errRoute)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		router, pattern := mux.Handler(r)
+		if pattern != "" || !strings.HasPrefix(r.URL.Path, "/api/") {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		said := &refusal{header: http.Header{}}
+		router.ServeHTTP(said, r)
+		if allow := said.header.Get("Allow"); allow != "" {
+			w.Header().Set("Allow", allow)
+			method.ServeHTTP(w, r)
+			return
+		}
+		route.ServeHTTP(w, r)
+	})
+}
+
+// refusal is an answer of the router that nobody gets.
+type refusal struct{ header http.Header }
+
+func (r *refusal) Header() http.Header         { return r.header }
+func (r *refusal) Write(p []byte) (int, error) { return len(p), nil }
+func (r *refusal) WriteHeader(int)             {}
 
 func parseList(r *http.Request) (ListWorkOrders, error) {
 	values := r.URL.Query()
