@@ -71,7 +71,7 @@ func TestV01_ABodyThatCannotBeDecodedIsRefusedAndLoggedAtTheEdge(t *testing.T) {
 			g := newRig(t, setup{}).orders()
 			res := g.do("POST", "/v1/orders", tt.body, k1)
 			p := res.fails(400, "MALFORMED_REQUEST", httpedge.SameKey)
-			if len(p.Errors) != 1 || p.Errors[0].Path != tt.path || p.Errors[0].Rule != "json" || p.Errors[0].Message == "" {
+			if len(p.Errors) != 1 || p.Errors[0].Path != tt.path || p.Errors[0].Rule != "malformed" || p.Errors[0].Message == "" {
 				t.Errorf("errors %+v, want one at %q", p.Errors, tt.path)
 			}
 			same(t, "the echo", res.header.Get("Idempotency-Key"), key)

@@ -213,7 +213,7 @@ func classify(err error, again bool) answer {
 		}
 		return answer{
 			status: 400, code: e.Code(), retry: SameKey, detail: fmt.Sprintf("%s %s (at byte %d).", where, e.Reason, e.Offset),
-			errors: []validation.FieldError{{Path: e.Path, Rule: "json", Message: e.Reason}},
+			errors: []validation.FieldError{{Path: e.Path, Rule: "malformed", Message: e.Reason}},
 		}
 	}
 	if e, ok := errors.AsType[*validation.Error](err); ok {
