@@ -20,6 +20,9 @@
 // publisher's id from the header in which that program puts it, or the broker's own id of the message, if it stays when the
 // message is delivered again.
 //
+// With NATS JetStream set nats.ManualAck() on the subscription: without it the client acknowledges what Watermill drops when it shuts
+// down, and those messages are lost.
+//
 // # What must not be around the handler
 //
 //   - middleware.PoisonQueue takes whatever returns an error out of the queue, also a message that only met another delivery at work.
