@@ -16,6 +16,7 @@ import (
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/internal/panics"
 )
 
 // DefaultBodyLimit is how long a request's body may be: 1 MiB.
@@ -351,7 +352,7 @@ func (ep endpoint) panicked(w *writer, r *http.Request, req *requestctx.Request,
 	if err, ok := value.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(value)
 	}
-	ep.edge.log(r.Context(), req, slog.LevelError, "httpedge: panic", slog.String("panic_type", fmt.Sprintf("%T", value)), slog.String("at", panickedAt()))
+	ep.edge.log(r.Context(), req, slog.LevelError, "httpedge: panic", slog.String("panic_type", fmt.Sprintf("%T", value)), slog.String("at", panics.At()))
 	if w.wrote {
 		panic(http.ErrAbortHandler) // the client must not take what it has for the whole
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/tekil-go/tekil/behaviors/validation"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/internal/panics"
 	"github.com/tekil-go/tekil/requestctx/internal/strictjson"
 )
 
@@ -411,7 +412,7 @@ func (e *Edge) problem(c *Codec, req *requestctx.Request, p Problem) (body []byt
 	defer func() {
 		if v := recover(); v != nil { // it may be what has brought the problem about
 			err = errPanic
-			e.log(context.Background(), req, slog.LevelError, "httpedge: panic", slog.String("panic_type", fmt.Sprintf("%T", v)), slog.String("at", panickedAt()))
+			e.log(context.Background(), req, slog.LevelError, "httpedge: panic", slog.String("panic_type", fmt.Sprintf("%T", v)), slog.String("at", panics.At()))
 		} else if err != nil {
 			e.unencoded(req, p.Status, err)
 		}

@@ -2,10 +2,7 @@ package httpedge
 
 import (
 	"net/http"
-	"path"
-	"runtime"
 	"strconv"
-	"strings"
 )
 
 // writer knows whether an answer has been begun. [http.ResponseController] finds what else the server's writer can do.
@@ -42,23 +39,4 @@ func send(w http.ResponseWriter, status int, contentType string, body []byte) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client has gone; it will ask again
-}
-
-// panickedAt finds the function below the panic, from within the deferred function that recovers it.
-func panickedAt() string {
-	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
-	for below := false; ; {
-		f, more := frames.Next()
-		inRuntime := strings.HasPrefix(f.Function, "runtime.")
-		switch {
-		case inRuntime:
-			below = below || f.Function == "runtime.gopanic"
-		case below && f.Function != "":
-			return path.Base(f.Function) + " (" + path.Base(f.File) + ":" + strconv.Itoa(f.Line) + ")"
-		}
-		if !more {
-			return ""
-		}
-	}
 }

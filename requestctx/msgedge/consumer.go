@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"path"
 	"reflect"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +18,7 @@ import (
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/internal/panics"
 	"github.com/tekil-go/tekil/requestctx/internal/strictjson"
 )
 
@@ -354,7 +353,7 @@ func (c *Consumer) delay(ctx context.Context, req *requestctx.Request, deliverie
 
 func (c *Consumer) panicked(ctx context.Context, req *requestctx.Request, value any) {
 	c.log(ctx, req, slog.LevelError, "msgedge: panic",
-		slog.String("panic_type", fmt.Sprintf("%T", value)), slog.String("at", panickedAt()))
+		slog.String("panic_type", fmt.Sprintf("%T", value)), slog.String("at", panics.At()))
 }
 
 func (c *Consumer) log(ctx context.Context, req *requestctx.Request, level slog.Level, message string, attrs ...slog.Attr) {
@@ -367,24 +366,6 @@ func (c *Consumer) log(ctx context.Context, req *requestctx.Request, level slog.
 		slog.String("client", req.Scope().Client), slog.String("tenant", req.Scope().Tenant),
 	}, attrs...)
 	l.LogAttrs(ctx, level, message, all...)
-}
-
-// panickedAt finds the function below the panic, from within the deferred function that recovers it.
-func panickedAt() string {
-	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
-	for below := false; ; {
-		f, more := frames.Next()
-		switch {
-		case strings.HasPrefix(f.Function, "runtime."):
-			below = below || f.Function == "runtime.gopanic"
-		case below && f.Function != "":
-			return path.Base(f.Function) + " (" + path.Base(f.File) + ":" + strconv.Itoa(f.Line) + ")"
-		}
-		if !more {
-			return ""
-		}
-	}
 }
 
 // storable reports whether s can stand in a column of a record.
