@@ -2,6 +2,8 @@ package requestctx_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 
 	"github.com/tekil-go/tekil/requestctx"
@@ -67,4 +69,21 @@ func ExampleRequest_Outcome() {
 
 	fmt.Println(req.Outcome().Replayed, req.Outcome().OriginalRequestID)
 	// Output: true 01890000-first
+}
+
+// An edge that learns from the body whose data it is says so between decoding and dispatch.
+func ExampleRequest_SetTenant() {
+	_, req := requestctx.New(context.Background(), requestctx.Values{Scope: requestctx.Scope{Client: "acme-erp"}})
+	req.SetTenant("company-1/organisation-7")
+	fmt.Println(req.Scope())
+	// Output: {acme-erp company-1/organisation-7}
+}
+
+// An archive keeps the hash of the body as it came; it goes to the log line too.
+func ExampleRequest_SetBodySHA256() {
+	_, req := requestctx.New(context.Background(), requestctx.Values{})
+	sum := sha256.Sum256([]byte(`{"amount":4990}`))
+	req.SetBodySHA256(hex.EncodeToString(sum[:]))
+	fmt.Println(req.BodySHA256()[:8], req.Attributes()[0].Name)
+	// Output: 2f522593 raw_body_sha256
 }
