@@ -27,6 +27,7 @@ func rooms() map[string][]string {
 		"bus":                                  {},
 		"requestctx":                           {"github.com/google/uuid"},
 		"requestctx/internal/*":                {},
+		"requestctx/internal/errortable":       {"testing"}, // for tests alone
 		"requestctx/httpedge":                  {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency", "github.com/rs/cors"},
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
 		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},

@@ -57,8 +57,7 @@ type Config struct {
 	Envelope func(*requestctx.Request, Reply) any
 	// HashBodies takes the SHA-256 of each body as it came: for [requestctx.Request.BodySHA256], and as raw_body_sha256 on the
 	// log line. It is for an archive, and shows where two requests of one key were not written alike. Of a form it is that of the
-	// command's part. The fingerprint does not
-	// know it (rule rec-9).
+	// command's part. The fingerprint does not know it (rule rec-9).
 	HashBodies bool
 	// TrustedProxies are the addresses whose X-Request-ID is believed: it becomes the id of the attempt, if it is one header of 1
 	// to 128 characters A-Z a-z 0-9 . _ : -. Otherwise, and for all other senders, the id is made here. The sender is who has opened

@@ -4,12 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +12,7 @@ import (
 	"github.com/tekil-go/tekil/behaviors/validation"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/internal/errortable"
 	"github.com/tekil-go/tekil/requestctx/internal/strictjson"
 	"github.com/tekil-go/tekil/requestctx/msgedge"
 )
@@ -157,76 +152,11 @@ func TestActionsHaveNamesAndTheZeroActionConfirmsNothing(t *testing.T) {
 	}
 }
 
-// The names are read from the sources, so that an error that is added has to get its row.
 func TestTheTableOfVerdictsHoldsEveryExportedError(t *testing.T) {
 	t.Parallel()
 	have := make(map[string]bool)
 	for _, row := range verdictTable() {
 		have[row.name] = true
 	}
-	dirs, err := filepath.Glob("../../behaviors/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := 0
-	for _, dir := range append(dirs, "../../bus", "..", "../internal/strictjson", ".") {
-		for _, name := range exportedErrors(t, dir) {
-			found++
-			if !have[name] {
-				t.Errorf("%s has no row in verdictTable: say what is done with its message", name)
-			}
-		}
-	}
-	if found < 25 {
-		t.Errorf("only %d errors were found; is the source read at all?", found)
-	}
-}
-
-// exportedErrors gives the exported types of a package that have a method Error, and its exported variables named Err….
-func exportedErrors(t *testing.T, dir string) (names []string) {
-	t.Helper()
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		if !strings.HasSuffix(f.Name(), ".go") || strings.HasSuffix(f.Name(), "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(dir, f.Name()), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		add := func(name string) {
-			if ast.IsExported(name) {
-				names = append(names, file.Name.Name+"."+name)
-			}
-		}
-		for _, decl := range file.Decls {
-			switch d := decl.(type) {
-			case *ast.FuncDecl:
-				if d.Name.Name != "Error" || d.Recv == nil {
-					continue
-				}
-				typ := d.Recv.List[0].Type
-				if star, ok := typ.(*ast.StarExpr); ok {
-					typ = star.X
-				}
-				if name, ok := typ.(*ast.Ident); ok {
-					add(name.Name)
-				}
-			case *ast.GenDecl:
-				for _, spec := range d.Specs {
-					if v, ok := spec.(*ast.ValueSpec); ok && d.Tok == token.VAR {
-						for _, name := range v.Names {
-							if strings.HasPrefix(name.Name, "Err") {
-								add(name.Name)
-							}
-						}
-					}
-				}
-			}
-		}
-	}
-	return names
+	errortable.Complete(t, have)
 }
