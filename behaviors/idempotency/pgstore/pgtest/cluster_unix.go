@@ -235,8 +235,17 @@ func (c cluster) keep(door, report *os.File) int {
 		defer users.Close()
 		_ = os.Remove(c.path(stateFile))
 		server.stop()
-		_ = os.RemoveAll(c.Dir)
+		c.remove()
 		return 0
+	}
+}
+
+// remove removes the directory. It gives it another name first: whoever comes in meanwhile makes a new one, and what is put into that
+// one is not taken for what was left in the old.
+func (c cluster) remove() {
+	gone := c.Dir + "-" + rand.Text()
+	if os.Rename(c.Dir, gone) == nil {
+		_ = os.RemoveAll(gone)
 	}
 }
 
