@@ -198,3 +198,42 @@ func ExampleAround() {
 	// after checkout.find
 	// order-1 <nil>
 }
+
+// Tenants in several databases: one bus for each database, chosen by the tenant before anything is looked up. The handler and the record
+// are then in the tenant's own database, and one key of two tenants is two intents there as everywhere.
+func ExampleRegistry_Build_shards() {
+	shard := func() (*bus.Bus, *memstore.Store, error) {
+		store := memstore.New() // pgstore.New of the shard's pool in a program
+		reg := registry.New(registry.Config{Logger: zap.NewNop(), Store: store})
+		registry.Handle(reg, func(ctx context.Context, cmd Checkout) (Order, error) {
+			return Order{Number: "order-of-" + cmd.Cart}, store.Insert(ctx, cmd.Cart)
+		})
+		b, err := reg.Build()
+		return b, store, err
+	}
+	north, northRows, err1 := shard()
+	south, southRows, err2 := shard()
+	if err := errors.Join(err1, err2); err != nil {
+		fmt.Println(err)
+		return
+	}
+	of := map[string]*bus.Bus{"acme": north, "globex": south} // from a table of the program's own
+
+	for _, tenant := range []string{"acme", "globex", "acme"} {
+		key, err := requestctx.ParseKey("payment-1")
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		scope := requestctx.Scope{Tenant: tenant, Client: "erp"}
+		ctx, req := requestctx.New(context.Background(), requestctx.Values{Key: key, Scope: scope})
+		order, err := bus.Send(ctx, of[tenant], Checkout{Cart: "cart-" + tenant, Amount: 4990})
+		fmt.Println(tenant, order.Number, req.Outcome().Replayed, err)
+	}
+	fmt.Println(northRows.Rows(), southRows.Rows())
+	// Output:
+	// acme order-of-cart-acme false <nil>
+	// globex order-of-cart-globex false <nil>
+	// acme order-of-cart-acme true <nil>
+	// [cart-acme] [cart-globex]
+}

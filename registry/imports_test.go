@@ -29,6 +29,8 @@ func rooms() map[string][]string {
 		"requestctx/internal/*":                {},
 		"requestctx/internal/errortable":       {"testing"}, // for tests alone
 		"requestctx/httpedge":                  {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency", "github.com/rs/cors"},
+		"requestctx/client":                    {"requestctx", "github.com/google/uuid"},
+		"requestctx/browser":                   {},
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
 		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},
 		"behaviors/logging":                    append([]string{"bus", "requestctx"}, zap...),
@@ -55,6 +57,7 @@ func forTests() []string {
 		"github.com/go-chi/chi/v5", "github.com/labstack/echo/v4", "github.com/rs/cors", "github.com/anishathalye/porcupine",
 		"github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message", "github.com/ThreeDotsLabs/watermill/message/router/middleware",
 		"github.com/ThreeDotsLabs/watermill/pubsub/gochannel", "github.com/ThreeDotsLabs/watermill/components/forwarder",
+		"github.com/chromedp/chromedp", "github.com/chromedp/cdproto/*",
 	}
 }
 

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"sync"
 
@@ -15,18 +17,19 @@ import (
 type books struct {
 	zapcore.LevelEnabler
 	mu sync.Mutex
+	counts
+}
+
+// counts are the numbers in books.
+type counts struct {
 	// By the command's name.
-	done, replayed map[string]int
+	Done, Replayed map[string]int
 	// By the consumer's name.
-	delivered, putBack, dead map[string]int
+	Delivered, PutBack, Dead map[string]int
 }
 
 func newBooks() *books {
-	return &books{
-		LevelEnabler: zapcore.DebugLevel,
-		done:         map[string]int{}, replayed: map[string]int{},
-		delivered: map[string]int{}, putBack: map[string]int{}, dead: map[string]int{},
-	}
+	return &books{LevelEnabler: zapcore.DebugLevel, counts: counts{map[string]int{}, map[string]int{}, map[string]int{}, map[string]int{}, map[string]int{}}}
 }
 
 func (b *books) add(to map[string]int, name string) {
@@ -39,10 +42,30 @@ func (b *books) add(to map[string]int, name string) {
 func (b *books) all() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, d := range b.delivered {
+	for _, d := range b.Delivered {
 		n += d
 	}
 	return n
+}
+
+// addAll adds what another process has counted.
+func (b *books) addAll(c counts) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for to, from := range map[*map[string]int]map[string]int{
+		&b.Done: c.Done, &b.Replayed: c.Replayed, &b.Delivered: c.Delivered, &b.PutBack: c.PutBack, &b.Dead: c.Dead,
+	} {
+		for name, n := range from {
+			(*to)[name] += n
+		}
+	}
+}
+
+// tell writes the counts as one line.
+func (b *books) tell(w io.Writer) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return json.NewEncoder(w).Encode(b.counts)
 }
 
 // watch is a middleware of the router that counts the deliveries of a consumer. It says nack itself, because a router logs each
@@ -50,7 +73,7 @@ func (b *books) all() (n int) {
 func (b *books) watch(name string, log *slog.Logger) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(m *message.Message) ([]*message.Message, error) {
-			b.add(b.delivered, name)
+			b.add(b.Delivered, name)
 			out, err := next(m)
 			if err == nil {
 				return out, nil
@@ -58,7 +81,7 @@ func (b *books) watch(name string, log *slog.Logger) message.HandlerMiddleware {
 			if errors.Unwrap(err) != nil && m.Context().Err() == nil {
 				log.Error("put back", "consumer", name, "error", err)
 			}
-			b.add(b.putBack, name)
+			b.add(b.PutBack, name)
 			m.Nack()
 			return nil, nil
 		}
@@ -76,7 +99,7 @@ func (d deadLetters) Publish(topic string, messages ...*message.Message) error {
 		return err
 	}
 	for _, m := range messages {
-		d.books.add(d.books.dead, m.Metadata.Get(watermilledge.DeadLetterConsumer))
+		d.books.add(d.books.Dead, m.Metadata.Get(watermilledge.DeadLetterConsumer))
 	}
 	return nil
 }
@@ -102,9 +125,9 @@ func (b *books) Write(_ zapcore.Entry, fields []zapcore.Field) error {
 	}
 	switch {
 	case replayed:
-		b.add(b.replayed, command)
+		b.add(b.Replayed, command)
 	case ok:
-		b.add(b.done, command)
+		b.add(b.Done, command)
 	}
 	return nil
 }

@@ -1,190 +1,36 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
 )
 
-// The streams, and the subject of what is set aside.
-const (
-	ordersStream = "ORDERS"
-	deadStream   = "DEAD"
-	deadTopic    = "dead.orders"
-)
+// deadTopic is where messages go that are set aside.
+const deadTopic = "dead.orders"
 
-const (
-	ackWait   = 4 * time.Second  // after which the broker takes a delivery for lost; a handler needs some milliseconds
-	inFlight  = 16               // deliveries of a consumer that are not acknowledged; more would wait in memory and be sent again
-	workers   = 2                // of each consumer
-	brokerFor = 10 * time.Second // what the broker may take to start
-)
-
-// broker is the connection to NATS, and NATS itself.
-type broker struct {
-	server *server.Server // nil where it runs elsewhere
-	url    string
-	js     nats.JetStreamContext
-	conns  []*nats.Conn
-	subs   []message.Subscriber
-}
-
-// embeddedBroker starts a NATS server in this process that keeps its streams in folder and listens nowhere.
-func embeddedBroker(folder string) (*broker, error) {
-	s, err := server.NewServer(&server.Options{JetStream: true, StoreDir: folder, DontListen: true, NoSigs: true, NoLog: true})
-	if err != nil {
-		return nil, err
-	}
-	s.Start()
-	b := &broker{server: s}
-	if !s.ReadyForConnections(brokerFor) {
-		b.close()
-		return nil, errors.New("the NATS server does not start")
-	}
-	return b.setUp()
-}
-
-// connectBroker uses a NATS server that runs elsewhere, with JetStream.
-func connectBroker(url string) (*broker, error) { return (&broker{url: url}).setUp() }
-
-// setUp makes the streams. What is there already stays.
-func (b *broker) setUp() (_ *broker, err error) {
-	defer func() {
-		if err != nil {
-			b.close()
-		}
-	}()
-	conn, err := b.connect("setup")
-	if err != nil {
-		return nil, err
-	}
-	if b.js, err = conn.JetStream(); err != nil {
-		return nil, err
-	}
-	for _, stream := range []nats.StreamConfig{
-		{Name: ordersStream, Subjects: []string{placedTopic, collectedTopic}},
-		{Name: deadStream, Subjects: []string{deadTopic}},
-	} {
-		if _, err = b.js.AddStream(&stream); err != nil && !errors.Is(err, nats.ErrStreamNameAlreadyInUse) {
-			return nil, fmt.Errorf("stream %s: %w", stream.Name, err)
-		}
-	}
-	return b, nil
-}
-
-func (b *broker) connect(name string) (*nats.Conn, error) {
-	options := []nats.Option{nats.Name("tekil consumer, " + name), nats.MaxReconnects(-1)}
-	if b.server != nil {
-		options = append(options, nats.InProcessServer(b.server))
-	}
-	conn, err := nats.Connect(b.url, options...)
-	if err == nil {
-		b.conns = append(b.conns, conn)
-	}
-	return conn, err
-}
-
-func (b *broker) close() {
-	for _, s := range b.subs { // a router does not wait for them
-		_ = s.Close()
-	}
-	for _, c := range b.conns {
-		c.Close()
-	}
-	if b.server != nil {
-		b.server.Shutdown()
-		b.server.WaitForShutdown()
-	}
-}
-
-func (b *broker) publisher(logger watermill.LoggerAdapter) (message.Publisher, error) {
-	conn, err := b.connect("publisher")
-	if err != nil {
-		return nil, err
-	}
-	return wmnats.NewPublisherWithNatsConn(conn, wmnats.PublisherPublishConfig{
-		Marshaler: &wmnats.NATSMarshaler{}, SubjectCalculator: wmnats.DefaultSubjectCalculator,
-	}, logger)
-}
-
-// subscriber gives what a consumer receives from. The broker remembers under the name what it has acknowledged. Each has a
-// connection of its own, which it closes.
-func (b *broker) subscriber(name, topic string, logger watermill.LoggerAdapter) (message.Subscriber, error) {
-	_, err := b.js.AddConsumer(ordersStream, &nats.ConsumerConfig{
-		Durable: name, FilterSubject: topic, DeliverSubject: "deliver." + name, DeliverGroup: name,
-		AckPolicy: nats.AckExplicitPolicy, AckWait: ackWait, MaxAckPending: inFlight,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("consumer %s: %w", name, err)
-	}
-	conn, err := b.connect(name)
-	if err != nil {
-		return nil, err
-	}
-	sub, err := wmnats.NewSubscriberWithNatsConn(conn, wmnats.SubscriberSubscriptionConfig{
-		Unmarshaler: counted{}, SubscribersCount: workers, QueueGroupPrefix: name, AckWaitTimeout: ackWait, NakDelay: pauses{},
-		JetStream: wmnats.JetStreamConfig{
-			DurablePrefix: name,
-			// Without it the client acknowledges whatever Watermill lets go of, also what it could not hand on.
-			SubscribeOptions: []nats.SubOpt{nats.ManualAck()},
-		},
-	}, logger)
-	if err == nil {
-		b.subs = append(b.subs, sub)
-	}
-	return sub, err
-}
-
-// pending is how many messages a consumer has not acknowledged.
-func (b *broker) pending(name string) (int, error) {
-	info, err := b.js.ConsumerInfo(ordersStream, name)
-	if err != nil {
-		return 0, err
-	}
-	return int(info.NumPending) + info.NumAckPending, nil
-}
-
-// kept is how many messages a stream has taken.
-func (b *broker) kept(stream string) (int, error) {
-	info, err := b.js.StreamInfo(stream)
-	if err != nil {
-		return 0, err
-	}
-	return int(info.State.LastSeq), nil
-}
-
-// pauses is after which time the broker delivers again what was put back: 20 ms, doubled each time up to 5 s.
-type pauses struct{}
-
-func (pauses) WaitTime(deliveries uint64) time.Duration {
-	return min(20*time.Millisecond<<min(deliveries-1, 10), 5*time.Second)
+// broker is NATS JetStream or RabbitMQ. All that differs between them is here.
+type broker interface {
+	// publisher sends. When Publish returns, the broker has the message.
+	publisher(logger watermill.LoggerAdapter) (message.Publisher, error)
+	// subscriber gives what a consumer receives from, with the metadata of deliveries. The broker knows a consumer by its name, in
+	// whichever process it is.
+	subscriber(l line, logger watermill.LoggerAdapter) (message.Subscriber, error)
+	// hold is how long a message that is put back is held here at most, see watermilledge.Options.
+	hold() time.Duration
+	// pending is how many messages a consumer has not acknowledged.
+	pending(l line) (int, error)
+	// dead is how many messages have been set aside since the broker was set up.
+	dead() (int, error)
+	close()
 }
 
 // deliveriesMetadata says how often a message has been delivered.
 const deliveriesMetadata = "deliveries"
-
-// counted reads messages as they were sent and adds how often the broker has delivered them.
-type counted struct{ wmnats.NATSMarshaler }
-
-func (c counted) Unmarshal(in *nats.Msg) (*message.Message, error) {
-	m, err := c.NATSMarshaler.Unmarshal(in)
-	if err != nil {
-		return nil, err
-	}
-	if about, err := in.Metadata(); err == nil {
-		m.Metadata.Set(deliveriesMetadata, strconv.FormatUint(about.NumDelivered, 10))
-	}
-	return m, nil
-}
 
 func deliveries(m *message.Message) int {
 	n, _ := strconv.Atoi(m.Metadata.Get(deliveriesMetadata))
@@ -198,8 +44,9 @@ type rough struct {
 	copies  int
 	shuffle bool
 
-	mu  sync.Mutex
-	bag []letter // copies that are still to be sent
+	mu   sync.Mutex
+	bag  []letter // copies that are still to be sent
+	sent int
 }
 
 type letter struct {
@@ -213,6 +60,7 @@ func (r *rough) Publish(topic string, messages ...*message.Message) error {
 			return err
 		}
 		r.mu.Lock()
+		r.sent++
 		for range r.copies - 1 {
 			r.bag = append(r.bag, letter{topic, m.Copy()})
 		}
@@ -245,6 +93,14 @@ func (r *rough) send(n int) error {
 		}
 		r.bag[i] = r.bag[last]
 		r.bag = r.bag[:last]
+		r.sent++
 	}
 	return nil
+}
+
+// published is how many messages the broker has taken.
+func (r *rough) published() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sent
 }

@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -27,7 +29,21 @@ import (
 	"github.com/tekil-go/tekil/requestctx/msgedge/watermilledge"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// roleVariable says what a process of this binary is that a test has started: the program with the arguments, unless it is a broker.
+const roleVariable = "TEKIL_CONSUMER_TEST"
+
+func TestMain(m *testing.M) {
+	switch role := os.Getenv(roleVariable); role {
+	case "":
+		os.Setenv(roleVariable, "program") // for what is started
+		flag.Parse()
+		goleak.VerifyTestMain(m)
+	case "program":
+		main()
+	default: // the address of a NATS server, and its folder
+		serveNATS(role)
+	}
+}
 
 // patience bounds what a test waits for. It is reached only where something is wrong.
 const patience = 60 * time.Second
@@ -142,7 +158,7 @@ func TestW02_W05_W13_EachEventThreeTimesInRandomOrderIsOneMailOneShipmentAndOneI
 }
 
 // elsewhere gives the flags for a PostgreSQL and a NATS server of the test's own.
-func elsewhere(t *testing.T) []string {
+func elsewhere(t testing.TB) []string {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
 	if err != nil {
@@ -272,7 +288,7 @@ func TestW11_AClosedShipmentIsNotReopenedByALateMessage(t *testing.T) {
 	equal(t, "shipments", n.shipments, 3)
 	p.books.mu.Lock()
 	defer p.books.mu.Unlock()
-	equal(t, "shipments asked for and made, or found", p.books.done["shipping.ship"], 4)
+	equal(t, "shipments asked for and made, or found", p.books.Done["shipping.ship"], 4)
 }
 
 func TestN15_EventsAreWrittenWithTheOrderAndAReplayEmitsNothing(t *testing.T) {
@@ -434,12 +450,19 @@ func TestABadConfigurationNeverStarts(t *testing.T) {
 		{"-fail-rate 0.6", "-fail-rate is 0.6; it is a share, from 0 for never to 0.5 for every other run"},
 		{"-fail-rate NaN", "-fail-rate is NaN; it is a share, from 0 for never to 0.5 for every other run"},
 		{"-sqlite a -postgres b", "-sqlite and -postgres exclude each other; choose one database"},
-		{"-postgres postgres://127.0.0.1/consumer", "-postgres outlives the broker in the program; add -nats URL"},
-		{"-nats nats://127.0.0.1", "-nats outlives a database that is removed; add -postgres URL or -sqlite PATH"},
+		{"-postgres postgres://127.0.0.1/consumer", "-postgres outlives the broker in the program; add -nats URL or -rabbitmq URL"},
+		{"-nats nats://127.0.0.1", "the broker outlives a database that is removed; add -postgres URL or -sqlite PATH"},
 		{"-sqlite " + filepath.Join(folder, "a.db") + " -nats nats://ada:secret@127.0.0.1:1", "-nats: nats: no servers available for connection\nname a NATS server"},
 		{"-postgres postgres://ada:secret@127.0.0.1:1/consumer?sslmode=disable -nats nats://127.0.0.1:1", "-postgres: pgstore: migrate: failed to connect to `user=ada database=consumer`"},
-		{"-consume", "-consume shares a broker with the program that places orders; add -nats URL"},
-		{"-consume -nats nats://127.0.0.1 -postgres postgres://127.0.0.1 -shuffle", "-messages, -duplicate and -shuffle are for the program that places orders, and not for -consume"},
+		{"-consume", "-consume shares a broker with the program that places orders; add -nats URL or -rabbitmq URL"},
+		{"-consume -nats nats://127.0.0.1 -postgres postgres://127.0.0.1 -shuffle", "-messages, -duplicate, -shuffle, -replicas and -kill are for the program that places orders, and not for -consume"},
+		{"-nats nats://127.0.0.1 -rabbitmq amqp://127.0.0.1", "-nats and -rabbitmq exclude each other; choose one broker"},
+		{"-rabbitmq amqp://127.0.0.1", "the broker outlives a database that is removed; add -postgres URL or -sqlite PATH"},
+		{"-counts", "-counts is for -consume alone"},
+		{"-replicas -1", "-replicas is -1; it must not be negative"},
+		{"-replicas 2", "-replicas are processes, which share a broker; add -nats URL or -rabbitmq URL"},
+		{"-kill 2s", "-kill is a time, such as 2s, between two kills among the -replicas; add -replicas N"},
+		{"-sqlite " + filepath.Join(folder, "b.db") + " -rabbitmq amqp://ada:secret@127.0.0.1:1/", "-rabbitmq: "},
 		{"-sqlite=", "-sqlite is empty; is a variable of the shell not set?"},
 		{"consumer.db", `unexpected argument "consumer.db"; all settings are flags, see -help`},
 		{"-messages many", `invalid value "many" for flag -messages: parse error`},

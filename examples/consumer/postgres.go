@@ -73,7 +73,12 @@ func openPostgres(ctx context.Context, url string) (_ postgres, err error) {
 	if err = sub.SubscribeInitialize(outboxTopic); err != nil {
 		return p, err
 	}
-	_, err = p.count(ctx) // a table of that name may be another program's
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return p, err
+	}
+	defer conn.Release()
+	_, err = conn.Conn().Prepare(ctx, "", postgresCount) // a table of that name may be another program's
 	return p, err
 }
 
@@ -107,16 +112,17 @@ func (p postgres) insertInvoice(ctx context.Context, orderID string, amount int6
 const postgresUnsent = `(SELECT count(*) FROM watermill_outbox m WHERE NOT EXISTS (SELECT 1 FROM watermill_offsets_outbox o
 	WHERE (o.last_processed_transaction_id, o.offset_acked) >= (m.transaction_id, m."offset")))`
 
+const postgresCount = `SELECT
+	(SELECT count(*) FROM orders), (SELECT count(*) FROM orders WHERE collected),
+	(SELECT count(*) FROM watermill_outbox), ` + postgresUnsent + `,
+	(SELECT count(*) FROM mails), (SELECT count(*) FROM shipments), (SELECT count(*) FROM shipments WHERE state = 'closed'),
+	(SELECT count(*) FROM invoices),
+	(SELECT count(*) FROM orders o WHERE (SELECT count(*) FROM mails WHERE order_id = o.order_id) <> 1
+		OR (SELECT count(*) FROM invoices WHERE order_id = o.order_id) <> 1
+		OR NOT EXISTS (SELECT 1 FROM shipments WHERE order_id = o.order_id AND (state = 'closed') = o.collected))`
+
 func (p postgres) count(ctx context.Context) (n rows, err error) {
-	err = p.pool.QueryRow(ctx, `SELECT
-		(SELECT count(*) FROM orders), (SELECT count(*) FROM orders WHERE collected),
-		(SELECT count(*) FROM watermill_outbox), `+postgresUnsent+`,
-		(SELECT count(*) FROM mails), (SELECT count(*) FROM shipments), (SELECT count(*) FROM shipments WHERE state = 'closed'),
-		(SELECT count(*) FROM invoices),
-		(SELECT count(*) FROM orders o WHERE (SELECT count(*) FROM mails WHERE order_id = o.order_id) <> 1
-			OR (SELECT count(*) FROM invoices WHERE order_id = o.order_id) <> 1
-			OR NOT EXISTS (SELECT 1 FROM shipments WHERE order_id = o.order_id AND (state = 'closed') = o.collected))`,
-	).Scan(&n.orders, &n.collected, &n.events, &n.unsent, &n.mails, &n.shipments, &n.closed, &n.invoices, &n.wrong)
+	err = p.pool.QueryRow(ctx, postgresCount).Scan(&n.orders, &n.collected, &n.events, &n.unsent, &n.mails, &n.shipments, &n.closed, &n.invoices, &n.wrong)
 	return n, err
 }
 

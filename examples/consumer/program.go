@@ -24,11 +24,12 @@ import (
 )
 
 const (
-	drainTime = 5 * time.Second        // what handlers may take at the end
-	pollTime  = 20 * time.Millisecond  // between two looks at the outbox
-	retryTime = 200 * time.Millisecond // until what failed at the outbox or the broker is tried again
-	stallTime = time.Minute            // without any movement, after which nothing more is expected
-	tries     = 5                      // of placing an order
+	drainTime  = 5 * time.Second        // what handlers may take at the end
+	pollTime   = 20 * time.Millisecond  // between two looks at the outbox
+	retryTime  = 200 * time.Millisecond // until what failed at the outbox or the broker is tried again
+	stallTime  = time.Minute            // without any movement, after which nothing more is expected
+	countsTime = 50 * time.Millisecond  // between two lines of -counts
+	tries      = 5                      // of placing an order
 )
 
 // line is a consumer of one topic.
@@ -60,17 +61,21 @@ var lines = []line{
 type program struct {
 	settings
 	db     database
-	broker *broker
+	broker broker
 	bus    *bus.Bus
 	router *message.Router
 	out    *rough
 	books  *books
 	log    *slog.Logger
+	stderr io.Writer
 
 	before     rows
-	published  int // before this run
 	deadBefore int
-	ended      chan error // of the router; nil while it does not run
+	killed     int           // of the other processes
+	received   time.Time     // since when
+	took       time.Duration // until all was quiet
+	ended      chan error    // of the router; nil while it does not run
+	stopOthers func()        // ends the processes of -replicas; nil while there are none
 }
 
 // start opens database and broker and puts everything together. Nothing is received and nothing sent yet.
@@ -79,40 +84,36 @@ func start(ctx context.Context, s settings, stderr io.Writer) (*program, error) 
 	if err != nil {
 		return nil, err
 	}
-	p := &program{settings: s, db: db, books: newBooks()}
-	if err := p.start(ctx, stderr); err != nil {
+	p := &program{settings: s, db: db, books: newBooks(), stderr: stderr}
+	if err := p.start(ctx); err != nil {
 		p.close()
 		return nil, err
 	}
 	return p, nil
 }
 
-func (p *program) start(ctx context.Context, stderr io.Writer) (err error) {
-	if p.nats != "" {
-		if p.broker, err = connectBroker(p.nats); err != nil {
-			return fmt.Errorf("-nats: %w\n%s", err, natsHelp)
-		}
-	} else if p.broker, err = embeddedBroker(p.sqlite + ".nats"); err != nil {
-		return fmt.Errorf("-sqlite %s: %w\n%s", p.sqlite, err, sqliteHelp)
-	}
-	if err := p.wire(stderr); err != nil {
+func (p *program) start(ctx context.Context) (err error) {
+	if p.broker, err = p.connect(); err != nil {
 		return err
+	}
+	if err := p.wire(); err != nil {
+		return err
+	}
+	if p.consume { // what there is, is for the other program to say
+		return nil
 	}
 	if p.before, err = p.db.count(ctx); err != nil {
 		return err
 	}
-	if p.published, err = p.broker.kept(ordersStream); err != nil {
-		return err
-	}
-	p.deadBefore, err = p.broker.kept(deadStream)
+	p.deadBefore, err = p.broker.dead()
 	return err
 }
 
 // wire makes the bus, the way out and the ways in.
-func (p *program) wire(stderr io.Writer) error {
-	lg := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+func (p *program) wire() error {
+	lg := slog.New(slog.NewTextHandler(p.stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	p.log = lg
-	commands := zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.Lock(zapcore.AddSync(stderr)), zapcore.ErrorLevel)
+	commands := zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.Lock(zapcore.AddSync(p.stderr)), zapcore.ErrorLevel)
 	commands = zapcore.NewSamplerWithOptions(commands, time.Second, 3, 0) // with -fail-rate there are many
 	logger := watermill.NewSlogLogger(lg)
 	outbox, err := watermilledge.NewOutbox(p.db.write, watermilledge.PublisherOptions{})
@@ -139,6 +140,9 @@ func (p *program) wire(stderr io.Writer) error {
 			return err
 		}
 	}
+	if p.replicas > 0 { // they receive
+		return nil
+	}
 	for _, l := range lines {
 		c, err := msgedge.New(msgedge.Config{Bus: p.bus, Consumer: l.consumer, Log: lg})
 		if err != nil {
@@ -149,12 +153,12 @@ func (p *program) wire(stderr io.Writer) error {
 		}
 		h, err := watermilledge.Handler(c, watermilledge.Options{
 			Topic: l.topic, Deliveries: deliveries, DeadLetters: deadLetters{pub, p.books}, DeadLetterTopic: deadTopic,
-			MaxHold: -1, // the broker waits, see pauses
+			MaxHold: p.broker.hold(),
 		})
 		if err != nil {
 			return err
 		}
-		sub, err := p.broker.subscriber(l.name, l.topic, logger)
+		sub, err := p.broker.subscriber(l, logger)
 		if err != nil {
 			return err
 		}
@@ -163,8 +167,12 @@ func (p *program) wire(stderr io.Writer) error {
 	return nil
 }
 
-// drain lets what is being handled come to its end. Nothing is received any more.
+// drain lets what is being handled come to its end, here and in the other processes. Nothing is received any more.
 func (p *program) drain() {
+	if p.stopOthers != nil {
+		p.stopOthers()
+		p.stopOthers = nil
+	}
 	if p.ended == nil {
 		return
 	}
@@ -176,6 +184,7 @@ func (p *program) drain() {
 		<-p.ended
 	case <-p.ended:
 	}
+	p.ended = nil
 }
 
 func (p *program) close() {
@@ -186,8 +195,13 @@ func (p *program) close() {
 	p.db.close()
 }
 
-// receive starts the forwarder and the consumers. They do not end with a context but with close, so that they end in order.
+// receive starts the forwarder and the consumers, or the processes that they are in. They do not end with a context but with close, so
+// that they end in order.
 func (p *program) receive() {
+	p.received = time.Now()
+	if p.replicas > 0 {
+		p.stopOthers = p.startOthers()
+	}
 	p.ended = make(chan error, 1)
 	go func() {
 		p.ended <- p.router.Run(context.Background())
@@ -195,15 +209,26 @@ func (p *program) receive() {
 	}()
 }
 
-// serve receives until it is stopped.
+// serve receives until it is stopped. With -counts it says now and then what it has counted.
 func (p *program) serve(ctx context.Context, stdout io.Writer) error {
 	p.receive()
 	running := p.router.Running()
+	tick := time.NewTicker(countsTime)
+	defer tick.Stop()
 	for {
 		select {
 		case <-running:
-			fmt.Fprintln(stdout, "consumer: receiving until it is stopped")
+			if !p.counts {
+				fmt.Fprintln(stdout, "consumer: receiving until it is stopped")
+			}
 			running = nil
+		case <-tick.C:
+			if !p.counts {
+				continue
+			}
+			if err := p.books.tell(stdout); err != nil {
+				return err
+			}
 		case <-ctx.Done():
 			p.drain()
 			return nil
@@ -227,7 +252,12 @@ func (p *program) work(ctx context.Context) error {
 	if p.shuffle {
 		p.receive()
 	}
-	return p.settle(ctx)
+	if err := p.settle(ctx); err != nil {
+		return err
+	}
+	p.took = time.Since(p.received)
+	p.drain() // what is out for a delivery is acknowledged now or with the broker again
+	return nil
 }
 
 // place places an order under a key, and does it again should it fail.
@@ -245,7 +275,8 @@ func (p *program) place(ctx context.Context, id string, collected bool) (err err
 	return err
 }
 
-// settle waits until the outbox is empty and all consumers have acknowledged all there is.
+// settle waits until the outbox is empty and all consumers have acknowledged all there is. A broker that is away for a while is waited
+// for.
 func (p *program) settle(ctx context.Context) error {
 	tick := time.NewTicker(pollTime)
 	defer tick.Stop()
@@ -259,18 +290,14 @@ func (p *program) settle(ctx context.Context) error {
 		case <-tick.C:
 		}
 		left, err := p.left(ctx)
-		if err != nil {
-			return err
-		}
-		if left == 0 {
+		if err == nil && left == 0 {
 			return nil
 		}
-		now := fmt.Sprint(left, p.books.all())
-		if now != last {
+		if now := fmt.Sprint(left, p.books.all()); err == nil && now != last {
 			moved, last = time.Now(), now
 		}
 		if time.Since(moved) > stallTime {
-			return fmt.Errorf("%d messages are left and nothing has moved for %v", left, stallTime)
+			return errors.Join(fmt.Errorf("nothing has moved for %v, and there are messages left: %s", stallTime, last), err)
 		}
 	}
 }
@@ -284,28 +311,33 @@ func (p *program) left(ctx context.Context) (int, error) {
 	if err := p.out.flush(); err != nil {
 		return 0, err
 	}
+	return p.pending()
+}
+
+// pending is how many messages are with the broker.
+func (p *program) pending() (all int, err error) {
 	for _, l := range lines {
-		n, err := p.broker.pending(l.name)
+		n, err := p.broker.pending(l)
 		if err != nil {
 			return 0, err
 		}
-		left += n
+		all += n
 	}
-	return left, nil
+	return all, nil
 }
 
-// report prints what was counted, of deliveries those of this process. The error says which counts are wrong; whether all is done is
+// report prints what was counted, of deliveries those of this process and of the processes of -replicas. The error says which counts are wrong; whether all is done is
 // for the program that places orders to know.
 func (p *program) report(ctx context.Context, stdout io.Writer) error {
 	n, err := p.db.count(ctx)
 	if err != nil {
 		return err
 	}
-	published, err := p.broker.kept(ordersStream)
+	dead, err := p.broker.dead()
 	if err != nil {
 		return err
 	}
-	dead, err := p.broker.kept(deadStream)
+	pending, err := p.pending()
 	if err != nil {
 		return err
 	}
@@ -320,9 +352,11 @@ func (p *program) report(ctx context.Context, stdout io.Writer) error {
 	check("events", n.events, n.orders+n.collected)
 	check("events that were not sent", n.unsent, 0)
 	// A row that is sent once more, because the broker's answer was lost, does no harm.
-	if sent, want := published-p.published, p.duplicate*(n.events-p.before.events+p.before.unsent); sent < want {
+	sent := p.out.published()
+	if want := p.duplicate * (n.events - p.before.events + p.before.unsent); sent < want {
 		check("published messages", sent, want)
 	}
+	check("messages that are not acknowledged", pending, 0)
 	check("mails", n.mails, n.orders)
 	check("shipments", n.shipments, n.orders)
 	check("closed shipments", n.closed, n.collected)
@@ -332,7 +366,14 @@ func (p *program) report(ctx context.Context, stdout io.Writer) error {
 
 	var s strings.Builder // written at once
 	w := tabwriter.NewWriter(&s, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "placed\t%d\nevents written\t%d\npublished\t%d\n\n", placed, n.events-p.before.events, published-p.published)
+	fmt.Fprintf(w, "placed\t%d\nevents written\t%d\npublished\t%d\n", placed, n.events-p.before.events, sent)
+	if p.took > 0 {
+		fmt.Fprintf(w, "took\t%v\n", p.took.Round(10*time.Millisecond))
+	}
+	if p.kill > 0 {
+		fmt.Fprintf(w, "killed\t%d\n", p.killed)
+	}
+	fmt.Fprintln(w)
 	fmt.Fprintln(w, "consumer\tdelivered\tdone\tskipped as duplicate\tput back\tdead-lettered\trows in the database")
 	in := map[string]string{
 		"mailer": strconv.Itoa(n.mails) + " mails", "shipping": strconv.Itoa(n.shipments) + " shipments",
@@ -342,9 +383,11 @@ func (p *program) report(ctx context.Context, stdout io.Writer) error {
 	for _, l := range lines {
 		b := p.books
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", l.name,
-			b.delivered[l.name], b.done[l.command], b.replayed[l.command], b.putBack[l.name], b.dead[l.name], in[l.name])
-		check("deliveries to "+l.name+" of which it is known what became",
-			b.done[l.command]+b.replayed[l.command]+b.putBack[l.name]+b.dead[l.name], b.delivered[l.name])
+			b.Delivered[l.name], b.Done[l.command], b.Replayed[l.command], b.PutBack[l.name], b.Dead[l.name], in[l.name])
+		if p.kill == 0 { // the killed take with them what they counted last
+			check("deliveries to "+l.name+" of which it is known what became",
+				b.Done[l.command]+b.Replayed[l.command]+b.PutBack[l.name]+b.Dead[l.name], b.Delivered[l.name])
+		}
 	}
 	p.books.mu.Unlock()
 	w.Flush()
