@@ -19,8 +19,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite"
 
+	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
 	"github.com/tekil-go/tekil/requestctx"
 	"github.com/tekil-go/tekil/requestctx/client"
 )
@@ -111,20 +113,27 @@ func stores(t *testing.T) map[string][2]client.Store {
 		}
 		files[n] = f
 	}
-	var dbs [2]client.Store
-	for n := range dbs {
-		db, err := sql.Open("sqlite", "file:"+filepath.Join(filepath.Dir(dir), "intents.db")+"?_pragma=busy_timeout(20000)&_txlock=immediate")
-		if err != nil {
-			t.Fatal(err)
+	tables := func(driver, url string) (dbs [2]client.Store) {
+		for n := range dbs {
+			db, err := sql.Open(driver, url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = db.Close() })
+			if _, err := db.ExecContext(t.Context(), client.SQLTable); err != nil {
+				t.Fatal(err)
+			}
+			dbs[n] = client.NewSQL(db)
 		}
-		t.Cleanup(func() { _ = db.Close() })
-		if _, err := db.ExecContext(t.Context(), client.SQLTable); err != nil {
-			t.Fatal(err)
-		}
-		dbs[n] = client.NewSQL(db)
+		return dbs
 	}
 	m := &memory{}
-	return map[string][2]client.Store{"files": files, "sqlite": dbs, "memory": {m, m}}
+	return map[string][2]client.Store{
+		"files":      files,
+		"SQLite":     tables("sqlite", "file:"+filepath.Join(filepath.Dir(dir), "intents.db")+"?_pragma=busy_timeout(20000)&_txlock=immediate"),
+		"PostgreSQL": tables("pgx", pgtest.Open(t).URL()),
+		"memory":     {m, m},
+	}
 }
 
 func TestAStoredIntentIsResumedWithItsKeyAndFields(t *testing.T) {
