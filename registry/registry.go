@@ -39,6 +39,9 @@ type Config struct {
 	// LogErrorText says what of an error's text may be logged. Nil logs the error's code and Go type only, because a text
 	// can hold what must not be in a log.
 	LogErrorText func(error) string
+	// Observers are told of every dispatch beside the log, such as a telemetry.Observer. Each is told, in this order and before the line is
+	// written, although another one panics; the context of LogFields holds what they have put into it. Nil is none, which costs nothing.
+	Observers []bus.Observer
 	// Validate is the validator with the application's own rules, all of them registered before Build. Nil is a new one.
 	Validate *validator.Validate
 	// Store keeps the records. It must be set when a command is marked idempotent, and is checked at Build.
@@ -261,7 +264,7 @@ func newParts(cfg Config) (p *parts, problems []error) {
 	}
 	observer, err := logging.New(logging.Config{Logger: cfg.Logger, Fields: cfg.LogFields, ErrorText: cfg.LogErrorText})
 	note(err)
-	p.observer = observer
+	p.observer = observing(observer, cfg.Observers)
 	p.validator, err = validation.New(validation.Config{Validate: cfg.Validate})
 	note(err)
 	p.engine, err = idempotency.New(idempotency.Config{
@@ -270,6 +273,11 @@ func newParts(cfg Config) (p *parts, problems []error) {
 	if err != nil {
 		note(err)
 		p.engine, _ = idempotency.New(idempotency.Config{Store: cfg.Store, Secrets: []idempotency.Secret{{Key: make([]byte, 32)}}, Sealer: cfg.Sealer})
+	}
+	for i, o := range cfg.Observers {
+		if isNil(o) {
+			note(fmt.Errorf("registry: Config.Observers[%d] is nil", i))
+		}
 	}
 	for i, g := range cfg.Admit {
 		if g == nil {
