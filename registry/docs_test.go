@@ -19,7 +19,7 @@ import (
 
 // tests are what the documents may cite.
 type tests struct {
-	// functions are the test functions of each folder that has any, by the folder's last name.
+	// functions are the test functions of each folder that has any, by the folder's last name, and by its last two for where that is not enough.
 	functions map[string]map[string]bool
 	// folders are the folders that share that name: more than one makes a citation mean nothing.
 	folders map[string]map[string]bool
@@ -31,7 +31,7 @@ type tests struct {
 
 var (
 	fieldCase = regexp.MustCompile(`\bBR-?([0-9]{2})(?:\b|_|[^0-9])|_BR([0-9]{2})|BR([0-9]{2})_`)
-	citation  = regexp.MustCompile("`([a-z]+): ([A-Za-z0-9_]+)`")
+	citation  = regexp.MustCompile("`([a-z/]+): ([A-Za-z0-9_]+)`")
 	inTicks   = regexp.MustCompile("`[^`]*`")
 	nameLike  = regexp.MustCompile(`\b(Test|Fuzz|Example)[A-Z_]`)
 )
@@ -57,10 +57,12 @@ func (ts *tests) add(file string, source any) error {
 		if !ok || !isTest || f.Recv != nil || !nameLike.MatchString(f.Name.Name+"_") {
 			continue
 		}
-		if ts.functions[folder] == nil {
-			ts.functions[folder], ts.folders[folder] = map[string]bool{}, map[string]bool{}
+		for _, name := range []string{folder, filepath.Base(filepath.Dir(dir)) + "/" + folder} {
+			if ts.functions[name] == nil {
+				ts.functions[name], ts.folders[name] = map[string]bool{}, map[string]bool{}
+			}
+			ts.functions[name][f.Name.Name], ts.folders[name][dir] = true, true
 		}
-		ts.functions[folder][f.Name.Name], ts.folders[folder][dir] = true, true
 		ts.note(f.Name.Name, file)
 	}
 	ast.Inspect(parsed, func(n ast.Node) bool {
