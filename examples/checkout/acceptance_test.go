@@ -149,7 +149,7 @@ func TestR26_ADroppedAnswerSentAgainMakesOneOrder(t *testing.T) {
 func TestADropIsOnlyADemonstration(t *testing.T) {
 	t.Parallel()
 	d := sqliteDatabase(t)
-	server := start(t, d.flags()...)
+	server := start(t, append(d.flags(), "-demo=false")...)
 	post(t, server.base, "answer-not-dropped", payment("cart-1", 4990), "X-Demo-Drop", "1").placed(t)
 }
 
@@ -375,7 +375,7 @@ func TestBR19_OneIdFromTwoServers(t *testing.T) {
 func TestBR15_AProxySendsThePostAgain(t *testing.T) {
 	t.Parallel()
 	d := postgresDatabase(t)
-	r1, r2 := start(t, append(d.flags(), "-drop-answers")...), start(t, d.flags()...)
+	r1, r2 := start(t, append(d.flags(), "-drop-answers")...), start(t, append(d.flags(), "-demo=false")...)
 	again := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		forward(w, r, func(try func(base string) (answer, error)) (answer, error) {
 			if a, err := try(r1.base); err == nil {

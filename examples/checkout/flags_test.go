@@ -305,7 +305,7 @@ func TestTheProgramSaysWhereToClickAndWhatToTry(t *testing.T) {
 		t.Fatalf("-help: %v", err)
 	}
 	for _, flag := range []string{
-		"-addr", "-sqlite", "-postgres", "-drop-answers", "127.0.0.1:8080", "-provider ", "-provider-db", "-provider-delay", "-provider-fail-rate", "-no-keys", "embedded",
+		"-addr", "-sqlite", "-postgres", "-drop-answers", "127.0.0.1:8080", "-provider ", "-provider-db", "-provider-delay", "-provider-fail-rate", "-no-keys", "-demo", "embedded",
 	} {
 		if !strings.Contains(help.stderr.String(), flag) {
 			t.Errorf("-help does not name %s:\n%s", flag, help.stderr.String())

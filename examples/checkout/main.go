@@ -4,6 +4,8 @@
 //	go run ./examples/checkout                              # an SQLite file, made on the way
 //	go run ./examples/checkout -postgres postgres://…       # PostgreSQL
 //
+// The page at / pays, makes trouble on the way, and shows what the server holds; -demo=false leaves the form and the list of orders.
+//
 // By itself it makes the authorisation of a payment up, and the command is Atomic: all that it does is in one transaction. With a
 // payment provider, which it calls over HTTP, the command is Leased: the claim is committed first, the provider is called under a key that
 // is the same in every attempt, and the order is written in a transaction that a late attempt cannot commit.
@@ -58,7 +60,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer closeStore()
-	o := options{noKeys: s.noKeys, dropAnswers: s.dropAnswers}
+	o := options{noKeys: s.noKeys, dropAnswers: s.dropAnswers, demo: s.demo}
 	providerKeeps := ""
 	drain := drainTime
 	if s.provider != "" {
@@ -142,7 +144,7 @@ const embeddedProvider = "embedded"
 // settings are what the flags say.
 type settings struct {
 	addr, sqlite, postgres string
-	dropAnswers            bool
+	dropAnswers, demo      bool
 
 	provider         string // "" for none, "embedded", or a URL
 	providerDB       string
@@ -158,6 +160,7 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 	flags.StringVar(&s.sqlite, "sqlite", "", "SQLite file (default: checkout.db in a folder tekil-checkout under the user's cache directory)")
 	flags.StringVar(&s.postgres, "postgres", "", "connection string of a PostgreSQL database to use instead of SQLite")
 	flags.BoolVar(&s.dropAnswers, "drop-answers", false, "for demonstrations: a request with the header X-Demo-Drop: 1 is done and gets no answer")
+	flags.BoolVar(&s.demo, "demo", true, "the page's switches, and what the server holds, at /demo; -demo=false leaves the form and the list of orders alone")
 	flags.StringVar(&s.provider, "provider", "", "URL of a payment provider to call for each payment, or \"embedded\" for one that the example brings; without it none is called")
 	flags.StringVar(&s.providerDB, "provider-db", "", "SQLite file of the embedded provider (default: the file of -sqlite with -provider at its end; with -postgres provider.db beside where the default of -sqlite is)")
 	flags.DurationVar(&s.providerDelay, "provider-delay", 0, "how long the embedded provider sleeps between recording a payment and answering")
@@ -249,7 +252,7 @@ func greet(w io.Writer, base, where string, o options, providerKeeps string) {
 	if providerKeeps != "" {
 		fmt.Fprintf(&s, "checkout: the provider keeps what it holds in %s\n", providerKeeps)
 	}
-	fmt.Fprintf(&s, "\nLook at    %[1]s/  and  %[1]s/api/v1/orders%[2]s\n\n", base, held)
+	fmt.Fprintf(&s, "\nOpen       %[1]s/  to pay, and look at  %[1]s/api/v1/orders%[2]s\n\n", base, held)
 	if !o.noKeys {
 		pay("Pay, twice with one key; the second answer is a replay of the first and there is one order", "", "my-first-payment", 1, 4990)
 		pay("Forget the amount, correct it, and send it again with the same key; it runs", "", "my-second-payment", 2, 0)

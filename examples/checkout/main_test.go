@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	mode, child := os.LookupEnv(childEnv)
 	if !child {
 		slog.SetDefault(slog.New(slog.DiscardHandler)) // the edge's own lines
-		goleak.VerifyTestMain(m)
+		goleak.VerifyTestMain(withBrowser{m})
 		return
 	}
 	go func() { // a test that is killed takes its children along: the kernel closes its end of their standard input

@@ -100,4 +100,23 @@ func (p postgres) list(ctx context.Context, limit int, before string) ([]Order, 
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Order, error) { return scanOrder(row) })
 }
 
+func (p postgres) holds(ctx context.Context, cart string, n int) (h holdings, err error) {
+	err = p.pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE cart_id = $1), (SELECT count(*) FROM authorizations) FROM orders`, cart).
+		Scan(&h.orders, &h.ofCart, &h.authorizations)
+	if err != nil {
+		return h, err
+	}
+	rows, err := p.pool.Query(ctx, `SELECT operation, key, state, attempts, created_at, expires_at, coalesce(external_ref, '')
+		FROM idempotency_records ORDER BY created_at DESC LIMIT $1`, n)
+	if err != nil {
+		return h, err
+	}
+	h.records, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r demoRecord, err error) {
+		err = row.Scan(&r.Command, &r.Key, &r.State, &r.Attempts, &r.CreatedAt, &r.ExpiresAt, &r.ExternalRef)
+		r.CreatedAt, r.ExpiresAt = r.CreatedAt.UTC(), r.ExpiresAt.UTC()
+		return r, err
+	})
+	return h, err
+}
+
 func (p postgres) ping(ctx context.Context) error { return p.pool.Ping(ctx) }

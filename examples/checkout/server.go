@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
+	"fmt"
 	"html/template"
 	"log/slog"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/registry"
 	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/browser"
 	"github.com/tekil-go/tekil/requestctx/httpedge"
 )
 
@@ -27,12 +29,17 @@ type options struct {
 	providerURL string   // where, for people
 	noKeys      bool     // every request is new
 	dropAnswers bool
+	demo        bool // the page's switches, and what the server holds
 }
 
 // newBus is the whole wiring: which function serves which command.
 func newBus(kept orders, store idempotency.Store, logger *zap.Logger, o options) (*bus.Bus, error) {
 	service := checkout{kept, o.provider}
-	reg := registry.New(registry.Config{Logger: logger, Store: store})
+	cfg := registry.Config{Logger: logger, Store: store}
+	if o.demo {
+		cfg.Around = []registry.Around{slow}
+	}
+	reg := registry.New(cfg)
 	switch {
 	case o.provider == nil:
 		registry.Handle(reg, service.place)
@@ -61,8 +68,8 @@ const placeRoute = "POST /api/v1/checkouts"
 func placing[C interface {
 	Place | PlaceWithProvider | PlaceAsNew
 	bus.Command[Placed]
-}](edge *httpedge.Edge, b *bus.Bus) (http.Handler, error) {
-	return httpedge.Command(edge, b, placeRoute, httpedge.Options[C, Placed]{
+}](edge *httpedge.Edge, b *bus.Bus, route string) (http.Handler, error) {
+	return httpedge.Command(edge, b, route, httpedge.Options[C, Placed]{
 		Status:   http.StatusCreated,
 		Location: func(p Placed) string { return "/api/v1/orders/" + p.OrderID },
 		Body:     func(req *requestctx.Request, p Placed) any { return placedBody{req.ID(), p} },
@@ -74,6 +81,10 @@ func placing[C interface {
 }
 
 func newServer(kept orders, store idempotency.Store, logger *zap.Logger, o options) (http.Handler, error) {
+	var trouble *demo
+	if o.demo {
+		trouble, logger = newDemo(kept, o.provider, logger)
+	}
 	b, err := newBus(kept, store, logger, o)
 	if err != nil {
 		return nil, err
@@ -93,12 +104,12 @@ func newServer(kept orders, store idempotency.Store, logger *zap.Logger, o optio
 	var place http.Handler
 	switch {
 	case o.provider == nil:
-		place, err = placing[Place](edge, b)
+		place, err = placing[Place](edge, b, placeRoute)
 	case o.noKeys:
-		place, err = placing[PlaceAsNew](edge, b)
+		place, err = placing[PlaceAsNew](edge, b, placeRoute)
 		place = untiring(place)
 	default:
-		place, err = placing[PlaceWithProvider](edge, b)
+		place, err = placing[PlaceWithProvider](edge, b, placeRoute)
 	}
 	if err != nil {
 		return nil, err
@@ -145,13 +156,36 @@ func newServer(kept orders, store idempotency.Store, logger *zap.Logger, o optio
 			return
 		}
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-		_ = indexPage.Execute(w, index{page, o.providerURL, o.noKeys})
+		w.Header().Set("Content-Security-Policy", pagePolicy)
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_ = indexPage.Execute(w, index{page, o.providerURL, o.noKeys, o.demo})
 	})
+	mux.Handle("GET /page.mjs", asset("text/javascript; charset=utf-8", pageModule))
+	mux.Handle("GET /page.css", asset("text/css; charset=utf-8", pageStyle))
+	mux.Handle("/tekil/", http.StripPrefix("/tekil/", browser.Handler())) // the module that makes the form's key
+	if o.demo {
+		if err := trouble.routes(mux, edge, store, logger); err != nil {
+			return nil, err
+		}
+		return trouble.around(mux), nil
+	}
 	if o.dropAnswers {
 		return dropping(mux), nil
 	}
 	return mux, nil
+}
+
+// pagePolicy allows the page what it needs, which is all its own: its module and style, and requests to this server.
+const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+func asset(contentType string, content []byte) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", contentType)
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cache-Control", "no-cache")
+		_, _ = w.Write(content)
+	})
 }
 
 func nextPage(limit int, before string) string {
@@ -201,11 +235,25 @@ func (d discard) WriteHeader(int)             {}
 // index is what the page shows.
 type index struct {
 	Page
-	Provider string
-	NoKeys   bool
+	Provider     string
+	NoKeys, Demo bool
 }
 
-//go:embed index.html
-var indexHTML string
+var (
+	//go:embed index.html
+	indexHTML string
+	//go:embed page.mjs
+	pageModule []byte
+	//go:embed page.css
+	pageStyle []byte
+)
 
-var indexPage = template.Must(template.New("index").Parse(indexHTML))
+var indexPage = template.Must(template.New("index").Funcs(template.FuncMap{"money": money}).Parse(indexHTML))
+
+// money is an amount for people.
+func money(minor int64, currency string) string {
+	if currency != "TRY" { // the page makes orders in this one only; others have other decimals
+		return fmt.Sprintf("%d minor units of %s", minor, currency)
+	}
+	return fmt.Sprintf("%d.%02d %s", minor/100, minor%100, currency)
+}

@@ -127,4 +127,28 @@ func (s sqlite) list(ctx context.Context, limit int, before string) ([]Order, er
 	return found, rows.Err()
 }
 
+func (s sqlite) holds(ctx context.Context, cart string, n int) (h holdings, err error) {
+	err = s.db.QueryRowContext(ctx, `SELECT count(*), count(*) FILTER (WHERE cart_id = ?), (SELECT count(*) FROM authorizations) FROM orders`, cart).
+		Scan(&h.orders, &h.ofCart, &h.authorizations)
+	if err != nil {
+		return h, err
+	}
+	rows, err := s.db.QueryContext(ctx, `SELECT operation, key, state, attempts, created_at, expires_at, coalesce(external_ref, '')
+		FROM idempotency_records ORDER BY created_at DESC LIMIT ?`, n)
+	if err != nil {
+		return h, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var r demoRecord
+		var created, expires int64
+		if err := rows.Scan(&r.Command, &r.Key, &r.State, &r.Attempts, &created, &expires, &r.ExternalRef); err != nil {
+			return h, err
+		}
+		r.CreatedAt, r.ExpiresAt = time.UnixMilli(created).UTC(), time.UnixMilli(expires).UTC()
+		h.records = append(h.records, r)
+	}
+	return h, rows.Err()
+}
+
 func (s sqlite) ping(ctx context.Context) error { return s.db.PingContext(ctx) }

@@ -101,10 +101,21 @@ func (c *Client) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, r.failure(e)
 }
 
+// CloseIdleConnections is for the method of that name of an http.Client. It reaches [Client].Transport, if that has it.
+func (c *Client) CloseIdleConnections() {
+	transport := c.Transport
+	if transport == nil {
+		transport = http.DefaultTransport
+	}
+	if t, ok := transport.(interface{ CloseIdleConnections() }); ok {
+		t.CloseIdleConnections()
+	}
+}
+
 // prepare makes the request that is sent, with its one key header.
 func (c *Client) prepare(req *http.Request, i Intent, key requestctx.Key) (*http.Request, *run, error) {
 	var lines []string
-	out := req.Clone(req.Context())
+	out := clone(req, req.Context())
 	for name, values := range out.Header { // however it is spelled
 		if http.CanonicalHeaderKey(name) == keyHeader {
 			lines = append(lines, values...)
@@ -138,8 +149,15 @@ func (c *Client) prepare(req *http.Request, i Intent, key requestctx.Key) (*http
 		out.Header = http.Header{}
 	}
 	out.Header.Set(keyHeader, key.String())
-	r.intent, r.masked = i, key.Masked()
+	r.intent, r.key = i, key
 	return out, r, nil
+}
+
+// clone is a copy with the same trailers, whose values are there when the body has been read.
+func clone(req *http.Request, ctx context.Context) *http.Request {
+	out := req.Clone(ctx)
+	out.Trailer = req.Trailer
+	return out
 }
 
 func positive[T int | time.Duration](v, otherwise T) T {
@@ -155,13 +173,13 @@ type run struct {
 	intent   Intent
 	kind     Kind
 	method   string
-	masked   string
-	total    time.Time // when the total time is over
-	deadline time.Time // the same, or that of the context if it is earlier
-	tries    int       // those of the transport included
-	sent     bool      // a try has come to a connection
-	unsure   bool      // a try may have been carried out and had no clear answer
-	status   int       // of the last answer
+	key      requestctx.Key // none where there is none, or where it is a read
+	total    time.Time      // when the total time is over
+	deadline time.Time      // the same, or that of the context if it is earlier
+	tries    int            // those of the transport included
+	sent     bool           // a try has come to a connection
+	unsure   bool           // a try may have been carried out and had no clear answer
+	status   int            // of the last answer
 	problem  problem
 }
 
@@ -184,14 +202,15 @@ type attempt struct {
 // send makes the tries. On a way out with resp set its body is the caller's to close.
 //
 // A request with a key is given a body without GetBody: that is the documented condition under which http.Transport, which takes the
-// key for a licence to send again over another connection, does not. So the tries are the ones that are counted here. A read is left
-// as it is, and what the transport sends again is counted.
+// key, or a header X-Idempotency-Key, for a licence to send again over another connection, does not. So the tries are the ones that are
+// counted here. A read is left as it is, and what the transport sends again is counted.
 func (r *run) send(req *http.Request) end {
 	ctx, getBody := req.Context(), req.GetBody
 	empty := req.Body == nil || req.Body == http.NoBody
+	licensed := r.kind == Keyed || r.kind != Read && len(req.Header.Values("X-Idempotency-Key")) > 0
 	for n := 0; ; n++ {
-		out := req.Clone(ctx) // whatever the transport does to it does not add up
-		if r.kind == Keyed {
+		out := clone(req, ctx) // whatever the transport does to it does not add up
+		if licensed {
 			out.GetBody = nil
 			if empty {
 				out.Body = io.NopCloser(strings.NewReader(""))
@@ -264,7 +283,7 @@ func (r *run) observe(e end, wait time.Duration) {
 	if r.c.Observe == nil {
 		return
 	}
-	t := Try{Intent: r.intent.Record().Intent, Key: r.masked, Method: r.method, Number: r.tries, Event: e.event, Err: e.err, Stop: e.stop}
+	t := Try{Intent: r.intent.Record().Intent, Key: r.key.Masked(), Method: r.method, Number: r.tries, Event: e.event, Err: e.err, Stop: e.stop}
 	if e.resp != nil {
 		t.Status = e.resp.StatusCode
 	}
@@ -290,6 +309,12 @@ func (r *run) try(req *http.Request) (a attempt) {
 	}
 	resp, err := transport.RoundTrip(req.WithContext(traced))
 	if err == nil {
+		if resp.Request == nil {
+			resp.Request = req
+		}
+		if resp.Body == nil {
+			resp.Body = http.NoBody
+		}
 		a.event = eventOf(resp.StatusCode)
 		if again(a.event, r.kind) || a.event == Conflict && r.kind == Keyed {
 			a.problem, err = readProblem(resp)
@@ -304,11 +329,22 @@ func (r *run) try(req *http.Request) (a attempt) {
 	}
 	a.conns = int(conns.Load())
 	if err == nil {
-		resp.Body = &answerBody{resp.Body, cancel}
+		body := &answerBody{resp.Body, cancel}
+		if w, ok := resp.Body.(io.Writer); ok { // of a connection that has been upgraded
+			resp.Body = struct {
+				*answerBody
+				io.Writer
+			}{body, w}
+		} else {
+			resp.Body = body
+		}
 		a.resp = resp
 		return a
 	}
 	timer.Stop()
+	if key := r.key.String(); key != "" && strings.Contains(err.Error(), key) { // of an answer that gives back what was sent
+		err = &maskedError{err, strings.ReplaceAll(err.Error(), key, r.key.Masked())}
+	}
 	a.err, a.problem = err, problem{}
 	dial, isOp := errors.AsType[*net.OpError](err)
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
@@ -328,6 +364,16 @@ func (r *run) try(req *http.Request) (a attempt) {
 	return a
 }
 
+// maskedError is an error whose text held the key.
+type maskedError struct {
+	error
+	text string
+}
+
+func (e *maskedError) Error() string { return e.text }
+
+func (e *maskedError) Unwrap() error { return e.error }
+
 // answerBody frees what a try holds when the body has been closed.
 type answerBody struct {
 	io.ReadCloser
@@ -343,8 +389,11 @@ func (b *answerBody) Close() error {
 // backoff is exponential with full jitter.
 func (c *Client) backoff(n int) time.Duration {
 	limit, most := positive(c.Backoff, DefaultBackoff), positive(c.MaxBackoff, DefaultMaxBackoff)
-	for ; n > 0 && limit < most; n-- {
+	for ; n > 0 && limit <= most/2; n-- {
 		limit *= 2
+	}
+	if n > 0 {
+		limit = most
 	}
 	return rand.N(min(limit, most)) + 1
 }

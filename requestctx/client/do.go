@@ -161,7 +161,11 @@ func newRequest(ctx context.Context, method string, call Call) (*http.Request, e
 
 // body reads the whole body within what is left of the total time, and at least the time of one try.
 func (r *run) body(resp *http.Response) ([]byte, error) {
-	b := resp.Body.(*answerBody)
+	b, ok := resp.Body.(*answerBody)
+	if !ok { // an upgraded connection
+		_ = resp.Body.Close()
+		return nil, errors.New("client: the answer is no answer to a command")
+	}
 	timer := time.AfterFunc(max(time.Until(r.deadline), positive(r.c.PerTry, DefaultPerTry)), func() { b.cancel(errTotal) })
 	defer timer.Stop()
 	defer func() { _ = b.Close() }()

@@ -57,13 +57,13 @@
 //
 // [http.Transport] sends a request again by itself when a kept-alive connection breaks and the request has an Idempotency-Key. For
 // writes with a key that is switched off, by giving it bodies that it cannot read again, so that no more requests arrive than
-// MaxTries says. The price: a write with a key, without a body and by another method than DELETE is sent with an empty chunked body
-// in HTTP/1.1. Over HTTP/2 it can still choose another connection for a request that was not sent. A read is left to the transport,
-// because a body on a GET offends proxies. What it sends again is counted, so a read arrives at most MaxTries times and, at worst,
-// once more for each idle connection that breaks under the last try ([http.Transport.MaxIdleConnsPerHost] says how many there are,
-// 2 by default).
+// MaxTries says. The price: a POST, PUT or PATCH with a key and without a body is sent with an empty chunked body in HTTP/1.1.
+// Over HTTP/2 it can still choose another connection for a request that was not sent. A read is left to the transport, because a
+// body on a GET offends proxies. What it sends again is counted, so a read arrives at most MaxTries times and, at worst, once more
+// for each idle connection that breaks under the last try ([http.Transport.MaxIdleConnsPerHost] says how many there are, 2 by
+// default).
 //
-// A write is not followed to another resource by a redirect; [Do] and [Client.RoundTrip] give a [*RedirectError].
+// A write with a key is not followed to another resource by a redirect; [Do] and [Client.RoundTrip] give a [*RedirectError].
 //
 // There is no retry library in it. Those that were looked at decide by the answer alone and do not know the request when there is
 // none, or do not say which limit has ended the tries, which is what the errors here are about; what remains is a loop.
@@ -72,5 +72,5 @@
 //
 // A try that had no answer may have been carried out, and an [*UnknownError] leaves that open: the server's record settles it when
 // the intent is sent again. Nothing here prevents the work of a server that does not know the key from being done twice. Keys are
-// never in the text of errors, in a [Try] or in what fmt and log/slog print of an [Intent] or a [Record].
+// never in the text of errors, in a [Try] or in what fmt and log/slog print of an [Intent], wherever it stands, or of a [Record] by itself.
 package client

@@ -141,7 +141,8 @@ type UnknownError struct {
 	// RetryAfter is the wait that the last answer asked for.
 	RetryAfter time.Duration
 	Tries      int
-	// Sent is false when no try came to a connection. Then it is known that nothing was done.
+	// Sent is false when it is known that no try came to a connection, so that nothing was done. A try whose connection was not made within
+	// its limit counts as sent.
 	Sent bool
 	// Err is the last failure without an answer, if any.
 	Err error

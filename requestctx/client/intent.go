@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -22,6 +23,9 @@ import (
 // DefaultTTLHours is how long an intent may be resumed: 24 hours, which is the shortest time that a server keeps an outcome.
 const DefaultTTLHours = 24
 
+// MaxTTLHours is the longest time to live of an intent: ten years.
+const MaxTTLHours = 10 * 366 * 24
+
 // Options says what kind of intent is meant. The zero Options is an intent without a draft.
 type Options struct {
 	// DraftID is the identity of the draft that the intent belongs to, such as a cart's. The key is then derived from the intent's
@@ -29,16 +33,19 @@ type Options struct {
 	// (rule key-2). It is made once per draft and is not made of content, user or day. Where callers are anonymous it must not
 	// be guessable.
 	DraftID string
-	// Generation counts the times that a person has decided to make this draft new work (rule key-6). 0 counts as 1.
+	// Generation counts the times that a person has decided to make this draft new work (rule key-6). 0 counts as 1. It is kept with the
+	// draft by whoever keeps that, and always given once it is above 1: an intent that has ended takes nothing with it, and generation 1 may be
+	// work that was never done.
 	Generation int
 	// ProducedBy says who made the intent, such as "importer@host-3". It is stored and never sent.
 	ProducedBy string
 	// TTLHours is how long the intent may be sent or resumed, in hours; 0 means [DefaultTTLHours]. It should not be longer than
-	// the server keeps outcomes.
+	// the server keeps outcomes, and must not be longer than [MaxTTLHours].
 	TTLHours int
 }
 
-// Record is what is stored of an intent (rule key-7). Printed or logged, it shows its key masked; its JSON holds the key.
+// Record is what is stored of an intent (rule key-7). Printed or logged by itself, it shows its key masked. Its JSON holds the key, and so
+// may what is printed of a value that has a Record in it: keep an [Intent] there, which never shows it.
 type Record struct {
 	Intent     string    `json:"intent"`
 	Key        string    `json:"key"`
@@ -88,6 +95,10 @@ func New(name string, o Options) (Intent, error) {
 		problem = "a generation belongs to a draft, and DraftID is empty"
 	case o.Generation < 0 || o.TTLHours < 0:
 		problem = "Generation and TTLHours must not be negative"
+	case o.TTLHours > MaxTTLHours:
+		problem = "TTLHours is more than ten years"
+	case !text(name) || !text(o.DraftID) || !text(o.ProducedBy):
+		problem = "the intent's name, DraftID and ProducedBy must be UTF-8 without NUL"
 	}
 	if problem != "" {
 		return Intent{}, errors.New("client: " + problem)
@@ -97,7 +108,7 @@ func New(name string, o Options) (Intent, error) {
 		r.TTLHours = DefaultTTLHours
 	}
 	if o.DraftID != "" {
-		r.Key = Derive("draft/1", name, o.DraftID, strconv.Itoa(max(o.Generation, 1)))
+		r.Key = draftKey(name, o)
 	} else {
 		id, err := uuid.NewRandom()
 		if err != nil {
@@ -108,14 +119,27 @@ func New(name string, o Options) (Intent, error) {
 	return fromRecord(r, nil)
 }
 
+// text reports whether every store keeps s as it is.
+func text(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+
 // Begin makes an intent and stores it, or resumes the one that is stored under the same name and draft: with its key, whoever made
 // it (rule key-2). A stored intent whose time is over is not resumed; the error is an [*ExpiredError], and [Renew] makes a new one.
+// It is an error, too, if the options name a generation and another one is stored.
 func Begin(ctx context.Context, s Store, name string, o Options) (Intent, error) {
 	i, err := keep(ctx, s, name, o)
-	if err == nil && i.Expired() {
+	switch {
+	case err != nil:
+		return Intent{}, err
+	case i.Expired():
 		return Intent{}, i.expired()
+	case o.Generation > 0 && i.Key().String() != draftKey(name, o):
+		return Intent{}, errors.New("client: the intent that is stored for this draft is of another generation; Renew puts this one in its place")
 	}
-	return i, err
+	return i, nil
+}
+
+func draftKey(name string, o Options) string {
+	return Derive("draft/1", name, o.DraftID, strconv.Itoa(max(o.Generation, 1)))
 }
 
 // Renew puts a new intent in the place of the one that is stored under the same name and draft, if any. It is for the explicit
@@ -134,7 +158,7 @@ func Renew(ctx context.Context, s Store, name string, o Options) (Intent, error)
 	if err := s.Remove(ctx, old.Record()); err != nil {
 		return Intent{}, fmt.Errorf("client: the old intent could not be removed: %w", err)
 	}
-	return Begin(ctx, s, name, o)
+	return keep(ctx, s, name, o)
 }
 
 func keep(ctx context.Context, s Store, name string, o Options) (Intent, error) {
@@ -157,7 +181,7 @@ func wrap(p *intent) Intent { return Intent{&p} }
 
 func fromRecord(r Record, s Store) (Intent, error) {
 	key, err := requestctx.ParseKey(r.Key)
-	if err != nil || r.Intent == "" || r.TTLHours <= 0 || r.CreatedAt.IsZero() {
+	if err != nil || r.Intent == "" || r.TTLHours <= 0 || r.TTLHours > MaxTTLHours || r.CreatedAt.IsZero() {
 		return Intent{}, errors.New("client: the stored intent is damaged: its name, key, time or time to live is missing or wrong")
 	}
 	return wrap(&intent{record: r, key: key, store: s}), nil

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -31,8 +32,12 @@ var errUnsteady = errors.New("client: the intent is stored and removed by others
 
 // Files is a Store in a folder: one file per intent, which only its owner may read. A file is there in full or not at all, whenever
 // the process is killed. It needs a file system with hard links. Safe for concurrent use, by several processes too, but for one
-// gap: a Remove that meets a [Renew] of the same intent in another process may delete the new record.
+// gap: a Remove may delete a record that another process has put in the place of the removed one within the same microseconds. Processes
+// that end and begin intents of one name and draft at once are better served by [SQL].
 type Files struct{ dir string }
+
+// removing keeps a Remove, which looks and then deletes, apart from what else this process does to files.
+var removing sync.RWMutex
 
 // NewFiles makes the folder dir if it is not there, for its owner alone, and removes from it what processes have left that were
 // killed more than an hour ago.
@@ -58,6 +63,8 @@ func (s *Files) file(r Record) string {
 
 // Keep is as [Store] says.
 func (s *Files) Keep(ctx context.Context, r Record) (stands Record, found bool, err error) {
+	removing.RLock()
+	defer removing.RUnlock()
 	for range rounds {
 		if err := ctx.Err(); err != nil {
 			return Record{}, false, err
@@ -79,7 +86,7 @@ func (s *Files) read(r Record) (found Record, err error) {
 		return Record{}, err
 	}
 	if json.Unmarshal(data, &found) != nil || found.Intent != r.Intent || found.DraftID != r.DraftID {
-		return Record{}, errors.New("client: the file of the intent is damaged")
+		return Record{}, fmt.Errorf("client: the file of the intent is damaged; look at what was done before you remove %s", s.file(r))
 	}
 	return found, nil
 }
@@ -116,6 +123,8 @@ func (s *Files) sync() error {
 
 // Remove is as [Store] says.
 func (s *Files) Remove(_ context.Context, r Record) error {
+	removing.Lock()
+	defer removing.Unlock()
 	found, err := s.read(r)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && found.Key != r.Key {
 		return nil
