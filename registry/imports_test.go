@@ -35,6 +35,7 @@ func rooms() map[string][]string {
 		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},
 		"behaviors/logging":                    append([]string{"bus", "requestctx"}, zap...),
 		"behaviors/validation":                 {"bus", "requestctx", "github.com/go-playground/validator/v10"},
+		"behaviors/telemetry":                  {"bus", "requestctx", "go.opentelemetry.io/otel/*", "go.opentelemetry.io/otel/*/*"},
 		"behaviors/idempotency":                {"bus", "requestctx", "go.uber.org/zap"}, // for what a person and the purger do, in the log of the dispatches
 		"behaviors/idempotency/storetest":      {"bus", "requestctx", "behaviors/idempotency", "testing"},
 		"behaviors/idempotency/internal/*":     {"bus", "requestctx", "behaviors/idempotency", "testing", "go.uber.org/zap", "github.com/anishathalye/porcupine"}, // for tests alone
@@ -43,6 +44,8 @@ func rooms() map[string][]string {
 		"behaviors/idempotency/pgstore":        append([]string{"behaviors/idempotency"}, pgx...),
 		"behaviors/idempotency/pgstore/pgtest": append([]string{"testing", "github.com/fergusstrange/embedded-postgres"}, pgx...),
 		"registry":                             append([]string{"bus", "behaviors/*", "github.com/go-playground/validator/v10"}, zap...),
+		"registry/vet":                         {"golang.org/x/tools/go/*", "golang.org/x/tools/go/*/*", "golang.org/x/tools/go/*/*/*"},
+		"registry/vet/tekilvet":                {"registry/vet", "golang.org/x/tools/go/analysis/unitchecker"},
 		"examples/*":                           {"*", "*/*", "*/*/*", "*/*/*/*", "*/*/*/*/*", "*/*/*/*/*/*"},
 	}
 }
@@ -57,6 +60,8 @@ func forTests() []string {
 		"github.com/go-chi/chi/v5", "github.com/labstack/echo/v4", "github.com/rs/cors", "github.com/anishathalye/porcupine",
 		"github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message", "github.com/ThreeDotsLabs/watermill/message/router/middleware",
 		"github.com/ThreeDotsLabs/watermill/pubsub/gochannel", "github.com/ThreeDotsLabs/watermill/components/forwarder",
+		"go.opentelemetry.io/otel/*", "go.opentelemetry.io/otel/*/*", "go.opentelemetry.io/otel/*/*/*", "github.com/prometheus/client_golang/prometheus", "github.com/prometheus/client_golang/prometheus/*",
+		"registry/vet", "golang.org/x/tools/go/analysis", "golang.org/x/tools/go/analysis/analysistest",
 		"github.com/chromedp/chromedp", "github.com/chromedp/cdproto/*",
 	}
 }
