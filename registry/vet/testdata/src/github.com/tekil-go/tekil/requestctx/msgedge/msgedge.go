@@ -1,0 +1,3 @@
+package msgedge
+
+type Message struct{ ID, Type string }

@@ -1,0 +1,6 @@
+package watermilledge
+
+type Out struct {
+	Type, ID string
+	Body     any
+}
