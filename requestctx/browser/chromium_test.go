@@ -59,6 +59,8 @@ type shop struct {
 	lose   bool          // the next answer is lost, after the work is done
 	status int           // the next request is answered with it, before the work
 	hold   chan struct{} // requests wait for it, if it is there
+
+	redirect string // the next request is answered with a 307 to it
 }
 
 func newShop(t *testing.T) *shop {
@@ -85,6 +87,7 @@ func newShop(t *testing.T) *shop {
 
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders", api)
+	mux.Handle("POST /orders/elsewhere", api)
 	mux.Handle("/assets/tekil/", http.StripPrefix("/assets/tekil/", browser.Handler()))
 	mux.HandleFunc("GET /page.mjs", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, "testdata/page.mjs") })
 	mux.HandleFunc("GET /thanks", func(w http.ResponseWriter, _ *http.Request) {
@@ -120,14 +123,17 @@ func (s *shop) faults(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.keys = append(s.keys, r.Header.Get("Idempotency-Key"))
-		lose, status, hold := s.lose, s.status, s.hold
-		s.lose, s.status = false, 0
+		lose, status, hold, redirect := s.lose, s.status, s.hold, s.redirect
+		s.lose, s.status, s.redirect = false, 0, ""
 		s.mu.Unlock()
 		if hold != nil {
 			<-hold
 		}
 		switch {
+		case redirect != "":
+			http.Redirect(w, r, redirect, http.StatusTemporaryRedirect)
 		case status != 0:
+			w.Header().Set("Retry-After", "1") // a bare 409 would be a conflict
 			w.WriteHeader(status)
 		case lose:
 			next.ServeHTTP(httptest.NewRecorder(), r)
@@ -502,6 +508,70 @@ func TestBR63_BackButtonAfterSuccessIsANewOrder(t *testing.T) {
 	p.press("done")
 	s.expect(t, 3, 3, 3)
 	p.secret()
+}
+
+func TestBackToAPageInTheCacheKnowsWhatAnotherPageHasSent(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, clock, state string
+		requests           int
+	}{
+		{"soon", "0", "unknown", 2},
+		{"past the time to live", "25 * 3600e3", "expired", 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t)
+			p := s.newTab(t)
+			p.open()
+			p.run(chromedp.Evaluate("{ const now = Date.now; window.later = 0; Date.now = () => now() + window.later; }", nil))
+			p.open("x", "1")
+			s.next(func(s *shop) { s.lose = true })
+			p.click("unknown")
+			p.run(chromedp.Evaluate("history.back()", nil))
+			p.wait(`window.ready && !location.search.includes("x=") && window.shown === 1`)
+			p.run(chromedp.Evaluate("window.later = "+tc.clock, nil))
+			if got := p.eval("window.checkout.form.state"); got != tc.state {
+				t.Errorf("after going back the form is %s", got)
+			}
+			p.fill("amount", "9")
+			if tc.state == "expired" {
+				p.press("expired")
+			} else {
+				p.press("conflict")
+				if told := p.eval("window.told"); told != "edited,conflict" {
+					t.Errorf("the person was told %s", told)
+				}
+			}
+			s.expect(t, tc.requests, 1, 1)
+			p.secret()
+		})
+	}
+}
+
+func TestRedirectIsNotFollowedWithTheKey(t *testing.T) {
+	t.Parallel()
+	for _, elsewhere := range []string{"the same origin", "another origin"} {
+		t.Run(elsewhere, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t)
+			s.next(func(s *shop) { s.redirect = "/orders/elsewhere" })
+			if elsewhere == "another origin" {
+				s.next(func(s *shop) { s.redirect = s.api.URL + "/orders" })
+			}
+			p := s.newTab(t)
+			p.open()
+			p.run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.error = e.detail.outcome?.error?.message))`, nil))
+			p.click("unknown")
+			if got := p.eval("window.error"); !strings.Contains(got, "not followed to another resource") {
+				t.Errorf("the error is %q", got)
+			}
+			s.expect(t, 1, 1, 0)
+			p.click("done")
+			s.expect(t, 2, 1, 1)
+			p.secret()
+		})
+	}
 }
 
 func TestBR17_OfflineThenOnlineIsOneOrder(t *testing.T) {

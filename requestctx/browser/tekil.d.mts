@@ -1,6 +1,6 @@
 // The types of tekil.mjs. What it does, and why, is told in doc.go.
 
-/** open: nothing was sent; unknown: something was and is not confirmed; expired: that, and too long ago; done: spent. */
+/** open: nothing is in doubt; unknown: something was sent and is not confirmed; expired: too old to be asked about; done: spent. */
 export type State = "open" | "unknown" | "expired" | "done";
 
 /**
@@ -8,12 +8,12 @@ export type State = "open" | "unknown" | "expired" | "done";
  * - done: a success, first or replayed. The key is thrown away (send) or the call is confirmed (call).
  * - accepted: 202. It is being worked on and is no success; the key stays.
  * - refused: not accepted; errors says which fields. The key stays; final says that only startOver() leads on.
- * - conflict: the key was received with another payload. The key stays, and nothing is sent again by itself.
+ * - conflict: the key was received with another payload, or another 409. The key stays, and nothing is sent again by itself.
  * - in-progress: an attempt is at work. The key stays.
- * - unknown: no answer, a time-out or a fault of the server. The key stays.
+ * - unknown: no answer, a time-out, a redirect or a fault of the server. The key stays.
  * - blocked: as unknown, for a request to another origin: the network, or CORS/preflight.
  * - busy: 429, nothing was done. The key stays.
- * - expired: it was sent too long ago to be asked about. The key stays, and nothing is sent before startOver().
+ * - expired: it was sent too long ago to be asked about, or the server has forgotten it. The key stays, and nothing is sent before startOver().
  */
 export type Kind = "done" | "accepted" | "refused" | "conflict" | "in-progress" | "unknown" | "blocked" | "busy" | "expired";
 
@@ -62,14 +62,14 @@ export interface Outcome<T = unknown> {
   error?: Error;
 }
 
-/** What is happening. outcome is there when a request has ended. */
+/** What is happening. outcome is there when a request has ended. failed: of enhance(), nothing was sent by this press. */
 export interface Told {
-  state: "sending" | "edited" | Kind | State;
+  state: "sending" | "edited" | "failed" | Kind | State;
   message: string;
   outcome?: Outcome;
 }
 
-export type Messages = Record<"sending" | "edited" | "again" | "open" | Kind, string | ((outcome?: Outcome) => string)>;
+export type Messages = Record<"sending" | "edited" | "again" | "open" | "failed" | Kind, string | ((outcome?: Outcome) => string)>;
 
 /** Retries of one send() or call(), all with the same key and the same bytes. */
 export interface Limits {
@@ -88,19 +88,19 @@ export interface OpenOptions {
   id: string;
   /** The id of the draft (the cart), made once by whoever makes drafts. The key is derived from it. */
   draft?: string;
-  /** Which intent of the draft, 1 by default; for a draft that keeps Form.generation. */
+  /** Which intent of the draft at least, 1 by default; for a draft that keeps Form.generation. */
   generation?: number;
   /** For how many hours a key is taken up again, 24 by default. */
   ttlHours?: number;
   retry?: Limits;
-  /** Texts instead of the default ones. */
+  /** Texts instead of the default ones. What a text, reference or onState throws is reported (reportError) and changes nothing. */
   messages?: Partial<Messages>;
   /** What the person may quote, out of the result. */
   reference?: (data: any) => string | number | undefined;
   onState?: (told: Told) => void;
 }
 
-/** As for fetch. A plain object or a list is sent as JSON. The method is POST by default. */
+/** As for fetch. An object that fetch does not take is sent as JSON. The method is POST by default, and redirect is "manual". */
 export interface SendInit extends Omit<RequestInit, "body"> {
   body?: BodyInit | object | null;
 }
@@ -108,9 +108,12 @@ export interface SendInit extends Omit<RequestInit, "body"> {
 export interface Form {
   /** Sends the one request of a form with the form's own key. While it is under way, another one is the same one. */
   send<T = unknown>(url: string | URL, init?: SendInit): Promise<Outcome<T>>;
-  /** Sends one of several requests; its key is derived from the form's, the method, the path and the label. */
+  /**
+   * Sends one of several requests; its key is derived from the form's, the method, the path and the label. While it is under way,
+   * another one of them is the same one, and an error if its body is not the same.
+   */
   call<T = unknown>(url: string | URL, init?: SendInit & { label?: string }): Promise<Outcome<T>>;
-  /** Says that all calls have succeeded, and spends the form. Throws if one is not confirmed. */
+  /** Says that all calls have succeeded, and spends the form. Throws if one is under way, was refused or is not confirmed. */
   done(): void;
   /** Makes this new work, with a new key. It is the person's decision, and only theirs. */
   startOver(): void;

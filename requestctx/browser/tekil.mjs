@@ -5,7 +5,9 @@
 const HEADER = "Idempotency-Key";
 const RETRY = { tries: 3, perTryTimeoutMs: 20_000, totalMs: 60_000, accepted: false };
 const BACKOFF_MS = 500; // doubled with each try; half of it is chance
-const CERTAIN = new Set(["done", "refused", "conflict", "busy", "expired"]); // outcomes that say what became of this try
+const MAX_TIMER = 2 ** 31 - 1; // what setTimeout and AbortSignal.timeout can wait
+const AHEAD_MS = 5 * 60_000; // by how much the clock may be set back
+const CERTAIN = new Set(["done", "refused", "conflict", "busy"]); // outcomes that say what became of this try
 const unknown = (o) => (o?.final ? "We do not know whether this went through, and pressing again will not tell. Please ask us."
   : "We do not know whether this went through. Press again: it will not be done twice.");
 
@@ -16,14 +18,16 @@ export const messages = Object.freeze({
   edited: "You changed this after an attempt whose outcome we do not know. The first attempt may have succeeded; then the change is not sent as new work. Sending…",
   unknown,
   blocked: unknown,
-  conflict: "The first attempt was received with other details, so this change was not sent as new work. " +
-    "Look at what was done before you start over.",
+  conflict: (o) => (o?.problem?.code === "IDEMPOTENCY_KEY_CONFLICT"
+    ? "The first attempt was received with other details, so this change was not sent as new work. Look at what was done before you start over."
+    : "This conflicts with what is there already, so it was not done as new work. Look at what was done before you start over."),
   "in-progress": "This is still being worked on. Press again in a moment: it will not be done twice.",
   accepted: "This was received and is being worked on. It is not done yet.",
   busy: "The service is busy, and nothing was done. Press again in a moment.",
   refused: (o) => (o.final ? "This was refused. To try something else, start over." : "This was not accepted. Correct it and press again."),
-  expired: "An earlier attempt was never confirmed, and it is too old to be asked about. It may have succeeded: look at what was done before you start over.",
-  done: (o) => (o.reference === undefined ? "Done." : `Done. Your number is ${o.reference}.`),
+  expired: "An earlier attempt is too old to be asked about. It may have succeeded: look at what was done before you start over.",
+  failed: "This could not be sent. Nothing was done.",
+  done: (o) => (o?.reference === undefined ? "Done." : `Done. Your number is ${o.reference}.`),
   again: "This has been done already. Nothing was sent.",
 });
 
@@ -31,6 +35,23 @@ export const messages = Object.freeze({
 const fail = (text, cause) => new Error(`tekil: ${text}`, { cause });
 const noStorage = (cause) => fail("sessionStorage is forbidden or full, so the key would be lost with the page and the next one would be new work; " +
   "open the form with a draft", cause);
+
+// What a callback of the page throws is reported and changes nothing: a success must not look as if it were still on its way.
+function report(error) {
+  if (typeof globalThis.reportError === "function") globalThis.reportError(error);
+  else console.error(error);
+}
+
+function guarded(callback) {
+  try {
+    return callback();
+  } catch (error) {
+    report(error);
+  }
+}
+
+const say = (text, outcome) => (typeof text === "function" ? text(outcome) : text);
+const textOf = (texts, what, outcome) => guarded(() => say(texts?.[what], outcome)) ?? say(messages[what], outcome);
 
 const utf8 = new TextEncoder();
 
@@ -48,25 +69,27 @@ export const derive = (...parts) => hash(parts);
 
 // ---- What is kept -------------------------------------------------------------------------------------------------
 
-// A record is {key, generation, created, sent}. With a draft there is no key in it, because it is derived. sent says per call
-// what was sent and not taken back by a certain answer: {digest, edited, done, route}.
+// A record is {key, generation, created, sent, confirmed}. With a draft there is no key in it, because it is derived, and confirmed
+// says that it has succeeded once. sent says per call what was sent and not taken back by a certain answer: {digest, edited, done,
+// route, gone}, where gone is that the server has forgotten it; or {refused}, if it was taken back.
 
 const live = new Map(); // the intents of this page, so that two objects for one form have one guard
 
 const nameOf = (id, draft) => `tekil ${JSON.stringify([id, draft ?? null])}`;
-const isSent = (record) => Object.keys(record.sent).length > 0;
+const isSent = (record) => Object.values(record.sent).some((s) => !s.refused);
 
 // Throws where the browser forbids storage: there the property itself does.
-function read(name) {
+function read(name, generation = 1) {
   const text = globalThis.sessionStorage.getItem(name);
   if (text === null) return undefined;
   try {
     const r = JSON.parse(text);
     const key = r.key === undefined || /^[A-Za-z0-9._:-]{8,128}$/.test(r.key);
-    if (key && Number.isSafeInteger(r.generation) && r.generation > 0 && Number.isFinite(r.created) && typeof r.sent === "object" && r.sent) return r;
+    if (key && Number.isSafeInteger(r.generation) && r.generation > 0 && Number.isFinite(r.created) && typeof r.sent === "object" &&
+      Object.values(r.sent).every((s) => typeof s === "object" && s)) return r;
   } catch {} // as below
   // Something has damaged it. What was sent under it is not known, so it is as one that is too old: a person decides.
-  return { generation: 1, created: 0, sent: { "": { digest: "" } } };
+  return { generation, created: 0, sent: { "": { digest: "" } } };
 }
 
 function fresh(draft, generation) {
@@ -77,9 +100,13 @@ const write = (name, record) => globalThis.sessionStorage.setItem(name, JSON.str
 
 // For what a later page only likes to know. The key itself is there already, or comes from the draft.
 function note(intent) {
+  if (intent.spent) return; // its key must not come back
   try {
     write(intent.name, intent.record);
-  } catch {} // full or forbidden
+    intent.unsaved = false;
+  } catch {
+    intent.unsaved = true; // full or forbidden
+  }
 }
 
 // ---- The form -----------------------------------------------------------------------------------------------------
@@ -95,11 +122,12 @@ export function open(options) {
     throw fail("crypto.randomUUID and crypto.subtle are missing; serve the page over HTTPS or from localhost");
   }
   const limits = { ...RETRY, ...options.retry };
-  const texts = { ...messages, ...options.messages };
   const name = nameOf(id, draft);
-  const tooOld = (record) => Date.now() - record.created > ttlHours * 3_600_000;
-  const text = (what, outcome) => (typeof texts[what] === "function" ? texts[what](outcome) : texts[what]);
-  const tell = (state, outcome) => onState?.({ state, message: outcome?.message ?? text(state, outcome), outcome });
+  const tooOld = ({ created }) => Date.now() - created > ttlHours * 3_600_000 || created - Date.now() > AHEAD_MS;
+  const expired = (record) => Object.values(record.sent).some((s) => s.gone) ||
+    (tooOld(record) && (isSent(record) || Boolean(record.confirmed)));
+  const text = (what, outcome) => textOf(options.messages, what, outcome);
+  const tell = (state, outcome) => guarded(() => onState?.({ state, message: outcome?.message ?? text(state, outcome), outcome }));
 
   const intent = take();
   renew();
@@ -109,7 +137,7 @@ export function open(options) {
     const known = live.get(name);
     let record;
     try {
-      record = read(name);
+      record = read(name, generation);
       if (record === undefined || (draft !== undefined && record.generation < generation)) {
         record = fresh(draft, Math.max(generation, record?.generation ?? 1));
         write(name, record);
@@ -118,8 +146,13 @@ export function open(options) {
       if (draft === undefined) throw noStorage(cause);
       record = known?.record ?? record ?? fresh(draft, generation);
     }
-    if (known?.record.key === record.key && known?.record.generation === record.generation) return known;
-    const made = { name, record, running: new Map(), results: new Map(), spent: false };
+    if (known?.record.key === record.key && known?.record.generation === record.generation) {
+      // This page may come from the back/forward cache, and another one has sent since.
+      if (known.unsaved) record.sent = { ...known.record.sent, ...record.sent };
+      if (!known.running.size) known.record = record;
+      return known;
+    }
+    const made = { name, record, running: new Map(), results: new Map(), spent: false, unsaved: false };
     live.set(name, made);
     return made;
   }
@@ -127,22 +160,25 @@ export function open(options) {
   // A key that is past its time and was never sent is made anew, before anything is sent under it.
   function renew() {
     const { record } = intent;
-    if (!tooOld(record) || isSent(record) || intent.spent) return;
+    if (!tooOld(record) || expired(record) || intent.spent) return;
     const next = fresh(draft, record.generation);
     try {
       write(name, next);
     } catch (cause) {
       if (draft === undefined) throw noStorage(cause);
+      intent.unsaved = true;
     }
     intent.record = next;
   }
 
   function finish() {
-    intent.spent = true;
-    live.delete(name);
     const { record } = intent;
     record.sent = {};
-    if (draft !== undefined) return note(intent); // its generation must not fall back
+    record.confirmed = true;
+    if (draft !== undefined) note(intent); // its generation must not fall back
+    intent.spent = true;
+    live.delete(name);
+    if (draft !== undefined) return;
     try {
       if (read(name)?.key === record.key) globalThis.sessionStorage.removeItem(name);
     } catch {} // forbidden since: the next opening says so
@@ -169,10 +205,20 @@ export function open(options) {
       return outcome;
     }
     const running = intent.running.get(call);
-    if (running) return running.outcome;
+    if (running && label === undefined) return running.outcome;
+    const encoded = encode(body);
+    encoded.catch(() => {}); // it is told where it is awaited
+    if (running) {
+      const [one, two] = await Promise.all([running.encoded, encoded]);
+      if ((await hash(one.print)) !== (await hash(two.print))) {
+        throw fail("another body under the same label, while the first call is under way; give each its label");
+      }
+      return running.outcome;
+    }
     const request = new Request(target, { ...rest, method, headers }); // throws here for what can never be sent
-    const outcome = attempt({ call, label, route, target, request, body, signal, init: { ...rest, method } });
-    intent.running.set(call, { route, outcome });
+    const sent = { ...rest, method, redirect: rest.redirect ?? "manual" }; // on another resource the key would be other work
+    const outcome = attempt({ call, label, route, target, request, encoded, signal, init: sent });
+    intent.running.set(call, { route, outcome, encoded });
     try {
       return await outcome;
     } finally {
@@ -183,8 +229,8 @@ export function open(options) {
   async function attempt(it) {
     renew();
     const { record } = intent;
-    if (tooOld(record) && isSent(record)) return conclude({ kind: "expired", tries: 0 });
-    const { bytes, type, print } = await encode(it.body);
+    if (expired(record)) return conclude({ kind: "expired", tries: 0 });
+    const { bytes, type, print } = await it.encoded;
     const own = record.key ?? (await derive("draft/1", id, draft, String(record.generation)));
     const key = it.label === undefined ? own : await derive("call/1", own, it.init.method, it.target.pathname, it.label);
     const headers = new Headers(it.request.headers);
@@ -192,23 +238,26 @@ export function open(options) {
     headers.set(HEADER, key);
 
     const digest = await hash([key, ...print]);
-    const before = record.sent[it.call];
+    const last = record.sent[it.call];
+    const before = last?.refused ? undefined : last;
     const edited = before !== undefined && (Boolean(before.edited) || before.digest !== digest);
-    record.sent[it.call] = { digest, edited, done: false, route: it.route };
+    const mark = { digest, edited, done: false, route: it.route };
+    record.sent[it.call] = mark;
     note(intent); // before it is sent: the page may not live to see the answer
     tell(edited ? "edited" : "sending");
 
     const outcome = await persist(it, { ...it.init, headers, body: bytes });
     outcome.edited = edited;
     if (outcome.kind === "done") {
-      record.sent[it.call].done = true;
+      mark.done = true;
       intent.results.set(it.call, outcome);
       if (it.label === undefined) finish();
       else note(intent);
+    } else if (outcome.kind === "expired") {
+      mark.gone = true;
+      note(intent);
     } else if (outcome.certain) { // this attempt has done nothing, which says nothing of an earlier one
-      const rest = before ?? (outcome.kind === "conflict" ? { digest: "", edited: true, route: it.route } : undefined);
-      if (rest) record.sent[it.call] = rest;
-      else delete record.sent[it.call];
+      record.sent[it.call] = before ?? (outcome.kind === "conflict" ? { digest: "", edited: true, route: it.route } : { refused: true });
       note(intent);
     }
     return conclude(outcome);
@@ -218,7 +267,7 @@ export function open(options) {
     delete outcome.certain;
     outcome.edited ??= false;
     outcome.ok = outcome.kind === "done";
-    if (outcome.ok) outcome.reference = options.reference?.(outcome.data);
+    if (outcome.ok) outcome.reference = guarded(() => options.reference?.(outcome.data));
     outcome.message = text(outcome.kind, outcome);
     tell(outcome.kind, outcome);
     return outcome;
@@ -249,6 +298,7 @@ export function open(options) {
     /** Says that all calls of a form have succeeded, and spends it. */
     done() {
       if (intent.spent) return;
+      if (intent.running.size) throw fail("done() while a request is under way");
       if (Object.values(intent.record.sent).some((s) => !s.done)) throw fail("done() while the outcome of a call is not confirmed");
       finish();
     },
@@ -261,7 +311,7 @@ export function open(options) {
       } catch (cause) {
         throw fail("startOver() cannot keep the decision, as sessionStorage is forbidden or full; make a new draft", cause);
       }
-      Object.assign(intent, { record: next, spent: false });
+      Object.assign(intent, { record: next, spent: false, unsaved: false });
       intent.results.clear();
       live.set(name, intent);
       tell("open");
@@ -272,11 +322,11 @@ export function open(options) {
     get generation() {
       return intent.record.generation;
     },
-    /** open: nothing was sent; unknown: something was, and is not confirmed; expired: that, and too long ago; done: spent. */
+    /** open: nothing is in doubt; unknown: something was sent, and is not confirmed; expired: too old to be asked about; done: spent. */
     get state() {
       if (intent.spent) return "done";
-      if (!isSent(intent.record)) return "open";
-      return tooOld(intent.record) ? "expired" : "unknown";
+      if (expired(intent.record)) return "expired";
+      return isSent(intent.record) ? "unknown" : "open";
     },
     /** What the person is to be told now, "" for nothing. */
     get notice() {
@@ -288,15 +338,17 @@ export function open(options) {
 // ---- One try ------------------------------------------------------------------------------------------------------
 
 // The body as bytes, which all tries send, and what the digest is made of. The two differ for FormData, as its boundary is new
-// each time.
+// each time. What fetch would take as it is, of any realm, is sent so; every other object is JSON.
+const RAW = new Set(["Blob", "File", "ArrayBuffer", "FormData", "URLSearchParams", "ReadableStream"]);
+
 async function encode(body) {
   if (body === undefined || body === null) return { print: [] };
-  const proto = typeof body === "object" ? Object.getPrototypeOf(body) : undefined;
-  const json = Array.isArray(body) || proto === null || proto === Object.prototype;
+  const tag = Object.prototype.toString.call(body).slice(8, -1);
+  const json = typeof body === "object" && !RAW.has(tag) && !ArrayBuffer.isView(body);
   const whole = new Response(json ? JSON.stringify(body) : body);
   const type = json ? "application/json" : whole.headers.get("Content-Type");
   const bytes = await whole.arrayBuffer();
-  if (!(body instanceof FormData)) return { bytes, type, print: [bytes] };
+  if (tag !== "FormData") return { bytes, type, print: [bytes] };
   const print = [];
   for (const [field, value] of body) print.push(field, ...(typeof value === "string" ? ["text", value] : ["file", await value.arrayBuffer()]));
   return { bytes, type, print };
@@ -305,7 +357,7 @@ async function encode(body) {
 async function once(target, init, stop, ms) {
   let response;
   try {
-    const signal = AbortSignal.any([AbortSignal.timeout(ms), ...(stop ? [stop] : [])]);
+    const signal = AbortSignal.any([AbortSignal.timeout(Math.min(Math.ceil(ms), MAX_TIMER)), ...(stop ? [stop] : [])]);
     response = await fetch(target, { ...init, signal });
     return judge(response, await response.text()); // without its body an answer confirms nothing to the person
   } catch (cause) {
@@ -335,8 +387,11 @@ function judge(response, text) {
   });
   if (!response.ok) Object.assign(outcome, { problem: body, errors: byPath(body.errors), final: body.retry === "none" });
   const kind = kindOf(response, body);
-  if (kind === "unknown" && response.redirected) outcome.error = fail("the answer came from a redirect, perhaps to a login page, so it confirms nothing");
-  const again = ["unknown", "busy", "in-progress"].includes(kind) && !response.redirected && (body.retry ?? "same-key") === "same-key";
+  const moved = response.type === "opaqueredirect" || (status >= 300 && status < 400);
+  if (moved) {
+    outcome.error = fail("the answer is a redirect, and a keyed request is not followed to another resource; send it where it is answered");
+  } else if (kind === "unknown" && response.redirected) outcome.error = fail("the answer came from a redirect, perhaps to a login page, so it confirms nothing");
+  const again = ["unknown", "busy", "in-progress"].includes(kind) && !response.redirected && !moved && (body.retry ?? "same-key") === "same-key";
   return { ...outcome, kind, again };
 }
 
@@ -351,7 +406,7 @@ function kindOf(response, { code, retry }) {
   if (code === "IDEMPOTENCY_REQUEST_IN_PROGRESS") return "in-progress";
   if (code === "IDEMPOTENCY_KEY_EXPIRED" || code === "IDEMPOTENCY_RESULT_UNAVAILABLE") return "expired";
   if (code === "IDEMPOTENCY_OUTCOME_UNKNOWN") return "unknown";
-  if (status === 409 && code === undefined && retry === undefined) return "in-progress"; // as the IETF's draft has it
+  if (status === 409) return retry === "same-key" || (!code && !retry && response.headers.has("Retry-After")) ? "in-progress" : "conflict";
   if (status === 429) return "busy";
   return status === 408 || status === 425 || status >= 500 || status < 400 ? "unknown" : "refused";
 }
@@ -370,7 +425,7 @@ function after(value) {
 
 function pause(ms, signal) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
+    const timer = setTimeout(resolve, Math.min(ms, MAX_TIMER));
     signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
   });
 }
@@ -409,7 +464,7 @@ export function enhance(element, options) {
     if (status) status.textContent = detail.message;
     if (startOver) startOver.hidden = !(OVER.has(detail.state) || detail.outcome?.final || (detail.outcome?.edited && !detail.outcome.ok));
     element.dispatchEvent(new CustomEvent("tekil:state", { bubbles: true, detail }));
-    options.onState?.(detail);
+    guarded(() => options.onState?.(detail));
   }
 
   const reopen = () => {
@@ -431,7 +486,13 @@ export function enhance(element, options) {
   on(element, "submit", async (event) => {
     if (event.defaultPrevented) return;
     event.preventDefault();
-    if (!form.busy) await form.send(url, { method, headers, credentials, body: body(element, event.submitter) });
+    if (form.busy) return;
+    try {
+      await form.send(url, { method, headers, credentials, body: body(element, event.submitter) });
+    } catch (error) { // thrown before anything was sent; an earlier attempt may still be in doubt
+      report(error);
+      show({ state: "failed", message: form.state === "open" ? textOf(options.messages, "failed") : form.notice });
+    }
   });
   if (startOver) on(startOver, "click", () => form.busy || form.startOver());
 

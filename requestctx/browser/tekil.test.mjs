@@ -63,6 +63,7 @@ const hang = (init) => new Promise((_, reject) => {
 const json = (status, body, headers = {}) => new Response(JSON.stringify(body), { status, headers: { "Content-Type": "application/json", ...headers } });
 const problem = (status, code, retry, more = {}, headers = {}) =>
   new Response(JSON.stringify({ status, code, retry, ...more }), { status, headers: { "Content-Type": "application/problem+json", ...headers } });
+const opaque = () => Object.defineProperties(new Response(""), { type: { value: "opaqueredirect" }, status: { value: 0 }, ok: { value: false } });
 const placed = (headers) => json(201, { order_id: "o-1" }, { "Idempotency-Replayed": "false", ...headers });
 
 const once = { tries: 1 };
@@ -88,7 +89,7 @@ test("the types declare what the module exports", async () => {
   assert.deepEqual(members("Form"), Object.keys(await opened()).sort());
   const { messages } = await page();
   const kinds = [...types.match(/export type Kind = (.*);/)[1].matchAll(/"([\w-]+)"/g)].map((m) => m[1]);
-  assert.deepEqual(Object.keys(messages).sort(), [...kinds, "sending", "edited", "again", "open"].sort());
+  assert.deepEqual(Object.keys(messages).sort(), [...kinds, "sending", "edited", "again", "open", "failed"].sort());
 });
 
 test("BR-17: reload, error and time-out keep the key, and success ends it", async () => {
@@ -126,12 +127,20 @@ test("BR-63: what keeps the key and what ends it", async (t) => {
     ["conflict", "unknown", () => problem(409, "IDEMPOTENCY_KEY_CONFLICT", "none")],
     ["conflict", "unknown", () => problem(422, "IDEMPOTENCY_KEY_CONFLICT", "none")],
     ["in-progress", "unknown", () => problem(409, "IDEMPOTENCY_REQUEST_IN_PROGRESS", "same-key", { operation_id: "op-1" })],
-    ["in-progress", "unknown", () => new Response("", { status: 409 })],
+    ["in-progress", "unknown", () => new Response("", { status: 409, headers: { "Retry-After": "1" } })],
+    ["in-progress", "unknown", () => problem(409, "WAIT", "same-key")],
+    ["in-progress", "unknown", () => problem(409, undefined, "same-key")],
+    ["conflict", "unknown", () => new Response("", { status: 409 })],
+    ["conflict", "unknown", () => problem(409, "ROOM_TAKEN", "none", {}, { "Retry-After": "1" })],
+    ["conflict", "unknown", () => problem(409, undefined, "new-key", {}, { "Retry-After": "1" })],
     ["busy", "open", () => new Response("", { status: 429 })],
     ["unknown", "unknown", () => new Response("", { status: 502 })],
     ["unknown", "unknown", () => problem(409, "IDEMPOTENCY_OUTCOME_UNKNOWN", "none")],
     ["unknown", "unknown", lost],
-    ["expired", "open", () => problem(410, "IDEMPOTENCY_KEY_EXPIRED", "new-key")],
+    ["expired", "expired", () => problem(410, "IDEMPOTENCY_KEY_EXPIRED", "new-key")],
+    ["expired", "expired", () => problem(410, "IDEMPOTENCY_RESULT_UNAVAILABLE", "none")],
+    ["unknown", "unknown", () => new Response("", { status: 307, headers: { Location: "/elsewhere" } })],
+    ["unknown", "unknown", () => opaque()],
     ["unknown", "unknown", () => Object.defineProperty(json(200, "login"), "redirected", { value: true })],
     ["unknown", "unknown", () => Response.error()],
     ["unknown", "unknown", () => new Response(new ReadableStream({ start: (c) => c.error(new TypeError("network error")) }), { status: 201 })],
@@ -152,8 +161,16 @@ test("BR-63: what keeps the key and what ends it", async (t) => {
         assert.equal(store.items.size, 0);
         return;
       }
-      assert.equal((await (await opened({ retry: once })).send("/orders", { body: { amount: 5 } })).kind, "done");
+      const later = await opened({ retry: once });
+      assert.equal(later.state, state);
+      const next = await later.send("/orders", { body: { amount: 5 } });
       assert.equal(keys().length, 1, "the key stays");
+      if (kind !== "expired") return assert.equal(next.kind, "done");
+      assert.deepEqual([next.kind, next.tries, requests.length], ["expired", 0, 1], "nothing is sent before startOver");
+      offset = 25 * 3_600_000;
+      assert.equal((await opened()).state, "expired");
+      later.startOver();
+      assert.equal((await later.send("/orders")).kind, "done");
     });
   }
 });
@@ -266,6 +283,7 @@ test("an edited payload after an unknown outcome keeps its key and is told", asy
   answers = [() => problem(409, "IDEMPOTENCY_KEY_CONFLICT", "none")];
   const form = await opened({ retry: once });
   const conflict = await form.send("/orders", { body: { amount: 6 } });
+  assert.match(conflict.message, /received with other details/);
   assert.deepEqual([conflict.kind, conflict.edited], ["conflict", true], "still edited: the first attempt was another one");
   assert.equal(keys().length, 1);
   form.startOver();
@@ -281,6 +299,12 @@ test("a refused payload was not done, so correcting it is no edit", async () => 
   assert.equal(form.state, "open");
   assert.equal((await form.send("/orders", { body: { amount: 5 } })).edited, false);
   assert.equal(keys().length, 1);
+});
+
+test("a conflict of the application is not told as one of the key", async () => {
+  answers = [() => problem(409, "ROOM_TAKEN", "none")];
+  const outcome = await (await opened()).send("/orders");
+  assert.match(outcome.message, /^This conflicts with what is there already/);
 });
 
 test("a refusal after a lost try says nothing of that try", async () => {
@@ -413,6 +437,245 @@ test("a key is not taken up past its time, and an unknown outcome is told", asyn
   offset += 25 * 3_600_000;
   assert.equal((await opened()).state, "open");
   assert.notEqual(JSON.parse(store.getItem(name)).key, old, "a key that was never sent is made anew");
+});
+
+test("a key whose clock was ahead is too old as well", async () => {
+  offset = 365 * 24 * 3_600_000;
+  await (await opened({ retry: once })).send("/orders", { body: {} });
+  offset -= 4 * 60_000;
+  assert.equal((await opened()).state, "unknown");
+  offset -= 2 * 60_000;
+  assert.equal((await opened()).state, "expired");
+  store.items.clear();
+  await opened();
+  const [name] = store.items.keys();
+  const ahead = store.getItem(name);
+  offset = 0;
+  await opened();
+  assert.notEqual(store.getItem(name), ahead, "never sent, so it is made anew");
+});
+
+test("a confirmed draft that is too old is not sent again", async () => {
+  answers = [placed(), placed()];
+  await (await opened({ draft: "cart-77" })).send("/orders", { body: {} });
+  assert.equal((await opened({ draft: "cart-77" })).state, "open");
+  offset = 25 * 3_600_000;
+  const late = await opened({ draft: "cart-77" });
+  assert.equal(late.state, "expired");
+  assert.equal((await late.send("/orders", { body: {} })).tries, 0);
+  assert.equal(requests.length, 1);
+  late.startOver();
+  assert.deepEqual([late.state, late.generation], ["open", 2]);
+});
+
+test("a damaged record of a draft does not fall below the generation that is given", async () => {
+  await opened({ draft: "cart-77", generation: 4 });
+  const [name] = store.items.keys();
+  store.setItem(name, "{");
+  const form = await opened({ draft: "cart-77", generation: 4 });
+  assert.deepEqual([form.state, form.generation], ["expired", 4]);
+  form.startOver();
+  assert.equal(form.generation, 5);
+});
+
+test("a page of the back/forward cache takes what another page of the tab has left", async () => {
+  const [a, b] = [await page(), await page()];
+  const open = (p) => p.open({ id: "checkout", retry: once });
+  for (const late of [0, 25 * 3_600_000]) {
+    requests = [];
+    store.items.clear();
+    offset = 0;
+    open(a);
+    answers = [lost, placed()];
+    await open(b).send("/orders", { body: { amount: 5 } });
+    offset = late;
+    const back = open(a);
+    assert.equal(back.state, late ? "expired" : "unknown");
+    const outcome = await back.send("/orders", { body: { amount: 9 } });
+    assert.deepEqual([outcome.kind, outcome.edited, keys().length], late ? ["expired", false, 1] : ["done", true, 1]);
+  }
+});
+
+test("a page of the back/forward cache does not forget what it could not write", async () => {
+  const a = await page();
+  const open = () => a.open({ id: "checkout", retry: once });
+  const form = open();
+  store.full = true;
+  await form.send("/orders", { body: { amount: 5 } });
+  assert.equal(open().state, "unknown");
+});
+
+test("a callback that throws after a success changes nothing and is reported", async () => {
+  const thrower = () => { throw new Error("of the page"); };
+  for (const bad of [{ reference: thrower }, { messages: { done: thrower, sending: thrower } }, { onState: thrower }]) {
+    for (const reporter of [true, false]) {
+      const reported = [];
+      const { error } = console;
+      if (reporter) set("reportError", { value: (e) => reported.push(e) });
+      else console.error = (e) => reported.push(e);
+      try {
+        answers = [placed()];
+        told = [];
+        const form = await opened(bad);
+        const outcome = await form.send("/orders", { body: {} });
+        assert.deepEqual([outcome.kind, outcome.message, form.state], ["done", "Done.", "done"]);
+        if (!bad.onState) assert.deepEqual([told.at(-1).state, told.at(-1).message], ["done", "Done."]);
+        assert.ok(reported.length >= 1 && reported.every((e) => e.message === "of the page"));
+      } finally {
+        console.error = error;
+        delete globalThis.reportError;
+      }
+    }
+  }
+});
+
+test("done is refused while something is under way or was refused", async () => {
+  let form = await opened({ retry: once });
+  answers = [() => json(503, {}), placed(), () => problem(400, "X", "same-key"), placed()];
+  const under = form.call("/accounts", { body: {} });
+  assert.throws(() => form.done(), /under way/);
+  await under;
+  assert.throws(() => form.done(), /not confirmed/);
+  assert.ok((await form.call("/accounts", { body: {} })).ok);
+  assert.equal((await form.call("/addresses", { body: {} })).kind, "refused");
+  assert.throws(() => form.done(), /not confirmed/);
+  form = await opened({ retry: once });
+  assert.throws(() => form.done(), /not confirmed/, "nor after a reload");
+  assert.equal((await form.call("/addresses", { body: { corrected: true } })).edited, false);
+  form.done();
+  assert.equal(store.items.size, 0);
+  assert.equal((await form.call("/addresses", { body: {} })).ok, true);
+  assert.deepEqual([form.notice, requests.length], ["Done.", 4]);
+});
+
+test("a call that ends after the form was spent does not bring its key back", async () => {
+  for (const late of [() => json(503, {}), () => json(400, {}), () => problem(410, "IDEMPOTENCY_KEY_EXPIRED", "new-key"), placed]) {
+    const form = await opened({ retry: once });
+    let go;
+    answers = [() => new Promise((resolve) => { go = () => resolve(late()); }), placed()];
+    const call = form.call("/accounts", { body: {} });
+    while (!go) await new Promise(setImmediate);
+    await form.send("/orders", { body: {} });
+    go();
+    await call;
+    assert.equal(store.items.size, 0);
+  }
+});
+
+test("a form that is opened again while a call is under way keeps what becomes of it", async () => {
+  const { open } = await page();
+  const form = open({ id: "checkout", retry: once });
+  let go;
+  answers = [() => new Promise((resolve) => { go = () => resolve(placed()); })];
+  const call = form.call("/accounts", { body: {} });
+  while (!go) await new Promise(setImmediate);
+  const again = open({ id: "checkout", retry: once });
+  go();
+  await call;
+  again.done();
+  assert.deepEqual([form.state, again.state, store.items.size], ["done", "done", 0]);
+});
+
+test("two calls under one label at once are one if their bodies are, and an error if not", async () => {
+  const data = (text) => { const d = new FormData(); d.append("a", text); return d; };
+  for (const [one, two] of [[{ n: 1 }, { n: 2 }], [data("1"), data("2")], [undefined, { n: 1 }]]) {
+    requests = [];
+    answers = [placed(), placed()];
+    const form = await opened();
+    const [first, second] = await Promise.allSettled([form.call("/lines", { body: one }), form.call("/lines", { body: two })]);
+    assert.equal(first.value.ok, true);
+    assert.match(second.reason.message, /another body under the same label/);
+    assert.equal(requests.length, 1);
+    form.done();
+  }
+  requests = [];
+  answers = [placed()];
+  const form = await opened();
+  const both = await Promise.all([form.call("/lines", { body: data("1") }), form.call("/lines", { body: data("1") })]);
+  assert.deepEqual([both[0].ok, both[0] === both[1], requests.length], [true, true, 1]);
+});
+
+test("a redirect is not followed and not asked again", async () => {
+  for (const answer of [opaque, () => new Response("", { status: 307, headers: { Location: "https://other.example/" } })]) {
+    requests = [];
+    answers = [answer, placed()];
+    const form = await opened();
+    const outcome = await form.send("/orders", { body: {} });
+    assert.deepEqual([outcome.kind, outcome.tries, form.state, requests[0].init.redirect], ["unknown", 1, "unknown", "manual"]);
+    assert.match(outcome.error.message, /not followed to another resource/);
+    await form.send("/orders", { body: {}, redirect: "follow" });
+    assert.equal(requests[1].init.redirect, "follow");
+  }
+});
+
+test("limits may be fractions, and as long as anybody likes", async () => {
+  for (const limit of [20_000.5, 2 ** 31, Infinity]) {
+    requests = [];
+    answers = [placed()];
+    const outcome = await (await opened({ retry: { perTryTimeoutMs: limit, totalMs: limit } })).send("/orders");
+    assert.deepEqual([outcome.kind, requests.length], ["done", 1], String(limit));
+  }
+});
+
+test("every object that fetch does not take is sent as JSON", async () => {
+  class Order { constructor(n) { this.n = n; } }
+  const stream = (text) => new Response(text).body;
+  const rows = [
+    [new Order(1), '{"n":1}'], [Object.assign(Object.create(null), { n: 1 }), '{"n":1}'], [[1], "[1]"], [new Date(0), '"1970-01-01T00:00:00.000Z"'],
+    ["text", "text"], [new Uint8Array([97]), "a"], [new DataView(new Uint8Array([97]).buffer), "a"], [new Uint8Array([97]).buffer, "a"],
+    [new Blob(["a"]), "a"], [new File(["a"], "a.txt"), "a"], [new URLSearchParams({ a: "1" }), "a=1"], [stream("a"), "a"],
+  ];
+  for (const [body, sent] of rows) {
+    requests = [];
+    answers = [() => json(503, {}), placed()];
+    await (await opened()).send("/orders", { body });
+    assert.deepEqual(requests.map((r) => r.body), [sent, sent]);
+    assert.equal(requests[0].init.headers.get("Content-Type") === "application/json", /^[{["]/.test(sent), sent);
+  }
+  const used = stream("a");
+  await new Response(used).text();
+  await assert.rejects((await opened()).send("/orders", { body: used }), TypeError);
+});
+
+test("what encode throws is told to the person and reported", async () => {
+  class Element extends EventTarget {
+    attributes = new Map([["method", "post"], ["action", "/orders"]]);
+    elements = [];
+    getAttribute(name) { return this.attributes.get(name) ?? null; }
+    setAttribute(name, value) { this.attributes.set(name, value); }
+    hasAttribute(name) { return this.attributes.has(name); }
+  }
+  const page0 = new EventTarget();
+  set("addEventListener", { value: page0.addEventListener.bind(page0) });
+  const reported = [];
+  set("reportError", { value: (e) => reported.push(e) });
+  try {
+    const { enhance } = await page();
+    const [element, status] = [new Element(), new Element()];
+    let body = () => { throw new Error("no file"); };
+    enhance(element, { id: "checkout", status, retry: once, encode: (...args) => body(...args), onState: (t) => told.push(t) });
+    const press = async (state) => {
+      told = [];
+      element.dispatchEvent(new Event("submit", { cancelable: true }));
+      for (let turns = 0; turns < 2000 && told.at(-1)?.state !== state; turns++) await new Promise(setImmediate);
+      assert.equal(told.at(-1)?.state, state);
+    };
+    await press("failed");
+    assert.deepEqual([status.textContent, reported[0].message], ["This could not be sent. Nothing was done.", "no file"]);
+    const bad = body;
+    body = () => ({ toJSON() { throw new Error("cyclic"); } }); // and what send throws
+    await press("failed");
+    assert.equal(reported[1].message, "cyclic");
+    body = () => ({});
+    await press("unknown");
+    body = bad;
+    await press("failed");
+    assert.match(status.textContent, /We do not know/, "an earlier attempt is still in doubt");
+    assert.equal(requests.length, 1);
+  } finally {
+    delete globalThis.reportError;
+    delete globalThis.addEventListener;
+  }
 });
 
 test("a damaged record waits for the person", async () => {
