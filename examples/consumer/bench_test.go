@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"slices"
 	"sync/atomic"
@@ -148,6 +147,6 @@ func BenchmarkConsumer(b *testing.B) {
 		b.Fatal(err)
 	}
 	if want := 2 * b.N * benchMessages; n.mails != want {
-		b.Error(fmt.Sprintf("there are %d mails instead of %d", n.mails, want))
+		b.Errorf("there are %d mails instead of %d", n.mails, want)
 	}
 }
