@@ -202,10 +202,11 @@ func (p *program) receive() {
 	if p.replicas > 0 {
 		p.stopOthers = p.startOthers()
 	}
-	p.ended = make(chan error, 1)
+	ended := make(chan error, 1)
+	p.ended = ended
 	go func() {
-		p.ended <- p.router.Run(context.Background())
-		close(p.ended)
+		ended <- p.router.Run(context.Background())
+		close(ended)
 	}()
 }
 
