@@ -148,7 +148,7 @@ func crash(t *testing.T, b *process, flag string) {
 		return n
 	}
 	// The tables are there when the program has made them, and a third of the work is done when the broker goes.
-	for count(`SELECT count(*) FROM pg_tables WHERE tablename = 'mails'`) == 0 || count(`SELECT count(*) FROM mails`) < *crashMessages/3 {
+	for count(`SELECT count(to_regclass('mails'))`) == 0 || count(`SELECT count(*) FROM mails`) < *crashMessages/3 {
 		select {
 		case err := <-ended:
 			t.Fatalf("it has ended before the broker was killed: %v\n%s", err, out.String())

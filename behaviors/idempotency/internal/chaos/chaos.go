@@ -238,16 +238,18 @@ func (r *run) storm(length time.Duration, children int, of []*group, crash func(
 			return done.Removed + done.Buried, err
 		}},
 	}, r.site.Faults...)
+	var down atomic.Bool // the server, so that a fault that needs it says nothing of itself
 	for _, f := range faults {
 		wg.Go(func() {
 			worked, failed, last := false, 0, error(nil)
 			for wait(ctx, &r.returned, f.Every) {
+				away := down.Load()
 				n, err := f.Do(ctx)
 				switch {
 				case err == nil:
 					worked = true
 					r.hit(f.Name, n)
-				case ctx.Err() == nil:
+				case ctx.Err() == nil && !away && !down.Load():
 					failed++
 					last = err
 				}
@@ -262,7 +264,10 @@ func (r *run) storm(length time.Duration, children int, of []*group, crash func(
 			if !pause(ctx, length/2) {
 				return
 			}
-			if err := crash(); err != nil {
+			down.Store(true)
+			err := crash()
+			down.Store(false)
+			if err != nil {
 				r.t.Errorf("crash and restart: %v", err)
 			}
 			r.hit("crashes of the server", 1)
