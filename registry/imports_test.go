@@ -29,10 +29,10 @@ func rooms() map[string][]string {
 		"requestctx/internal/*":                {},
 		"requestctx/internal/errortable":       {"testing"}, // for tests alone
 		"requestctx/httpedge":                  {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency", "github.com/rs/cors"},
-		"requestctx/client":                    {"requestctx", "github.com/google/uuid"},
+		"requestctx/client":                    {"requestctx", "requestctx/internal/*", "github.com/google/uuid"},
 		"requestctx/browser":                   {},
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
-		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},
+		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/internal/*", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},
 		"behaviors/logging":                    append([]string{"bus", "requestctx"}, zap...),
 		"behaviors/validation":                 {"bus", "requestctx", "github.com/go-playground/validator/v10"},
 		"behaviors/telemetry":                  {"bus", "requestctx", "go.opentelemetry.io/otel/*", "go.opentelemetry.io/otel/*/*"},

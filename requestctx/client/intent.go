@@ -3,8 +3,6 @@ package client
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +16,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/internal/derive"
 )
 
 // DefaultTTLHours is how long an intent may be resumed: 24 hours, which is the shortest time that a server keeps an outcome.
@@ -215,13 +214,7 @@ func (i Intent) call(method, path, label string) Intent {
 
 // Derive makes a key of parts: SHA-256 over each part's length in bytes, a colon and the part, as base64url. The browser module
 // comes to the same keys. Do not derive a key from content, user or time; [Options].DraftID and [Intent.For] say from what.
-func Derive(parts ...string) string {
-	h := sha256.New()
-	for _, p := range parts {
-		_, _ = fmt.Fprintf(h, "%d:%s", len(p), p)
-	}
-	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
-}
+func Derive(parts ...string) string { return derive.Key(parts...) }
 
 // Done removes the intent from the store that it came from, if any. [Do] does so by itself on a success. It is for programs that
 // send by [Client.RoundTrip] or make several calls, and for the decision to give the intent up.

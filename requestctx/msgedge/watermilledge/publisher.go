@@ -2,8 +2,6 @@ package watermilledge
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +11,7 @@ import (
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/requestctx"
+	"github.com/tekil-go/tekil/requestctx/internal/derive"
 )
 
 // Out is a message that is to be published.
@@ -133,27 +132,18 @@ func (p *Publisher) id(ctx context.Context, topic string, out Out) (string, erro
 		return key.String(), err
 	}
 	if _, inside := idempotency.Attempt(ctx); inside {
-		return p.newID(ctx, derived(topic, out.Type, out.Label))
+		return p.newID(ctx, derive.Key(topic, out.Type, out.Label))
 	}
 	req := requestctx.From(ctx)
 	if key := req.Key(); !key.IsZero() {
 		scope := req.Scope()
 		parts := append([]string{"message/1", scope.Tenant, scope.Client, req.Source(), key.String(), topic, out.Type, out.Label}, req.Resource()...)
-		return derived(parts...), nil
+		return derive.Key(parts...), nil
 	}
 	if id := requestctx.NewID(); id != "" {
 		return id, nil
 	}
 	return "", errors.New("the system has no randomness")
-}
-
-// derived makes an id of a list of parts, each with its length before it, so that no two lists give the same.
-func derived(parts ...string) string {
-	h := sha256.New()
-	for _, part := range parts {
-		fmt.Fprintf(h, "%d:%s", len(part), part)
-	}
-	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
 // encodeError says which type could not be encoded. The text of its cause may hold values and is not told.
