@@ -33,9 +33,10 @@ func rooms() map[string][]string {
 		"requestctx/browser":                   {},
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
 		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/internal/*", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},
-		"behaviors/logging":                    append([]string{"bus", "requestctx"}, zap...),
+		"behaviors/internal/*":                 {},
+		"behaviors/logging":                    append([]string{"bus", "requestctx", "behaviors/internal/*"}, zap...),
 		"behaviors/validation":                 {"bus", "requestctx", "github.com/go-playground/validator/v10"},
-		"behaviors/telemetry":                  {"bus", "requestctx", "go.opentelemetry.io/otel/*", "go.opentelemetry.io/otel/*/*"},
+		"behaviors/telemetry":                  {"bus", "requestctx", "behaviors/internal/*", "go.opentelemetry.io/otel/*", "go.opentelemetry.io/otel/*/*"},
 		"behaviors/idempotency":                {"bus", "requestctx", "go.uber.org/zap"}, // for what a person and the purger do, in the log of the dispatches
 		"behaviors/idempotency/storetest":      {"bus", "requestctx", "behaviors/idempotency", "testing"},
 		"behaviors/idempotency/internal/*":     {"bus", "requestctx", "behaviors/idempotency", "testing", "go.uber.org/zap", "github.com/anishathalye/porcupine"}, // for tests alone

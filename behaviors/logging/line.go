@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/tekil-go/tekil/behaviors/internal/fault"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/requestctx"
 )
@@ -95,7 +96,7 @@ func (l *line) judge() (zapcore.Level, verb) {
 		return notable, replayed
 	case l.err == nil:
 		return notable, succeeded
-	case l.State == requestctx.StateUnknown || isFault(l.outcome):
+	case l.State == requestctx.StateUnknown || fault.Is(l.outcome):
 		return zapcore.ErrorLevel, failed
 	case l.State == requestctx.StateFreed || l.outcome == "CANCELED":
 		return zapcore.WarnLevel, failed
@@ -109,20 +110,6 @@ func (l *line) judge() (zapcore.Level, verb) {
 // released while it ran.
 func (l *line) superseded() bool {
 	return l.Attempt > 0 && (l.Replayed || l.State == requestctx.StateInProgress || l.State == requestctx.StateLost)
-}
-
-// isFault is true for the codes of what no caller can mend. A code that is not known here is a refusal of the application's.
-func isFault(code string) bool {
-	switch code {
-	case "INTERNAL", "DEADLINE_EXCEEDED", "UNHANDLED", "AROUND_FAULT",
-		"VALIDATION_PANIC", "VALIDATION_TYPE",
-		"IDEMPOTENCY_SCOPE_MISSING", "IDEMPOTENCY_FINGERPRINT_FAILED", "IDEMPOTENCY_STORE_UNAVAILABLE",
-		"IDEMPOTENCY_RETRIES_EXHAUSTED", "IDEMPOTENCY_OUTCOME_UNKNOWN", "IDEMPOTENCY_HANDLER_FAULT",
-		"IDEMPOTENCY_RECORD_MISMATCH", "IDEMPOTENCY_RESULT_UNDECODABLE", "IDEMPOTENCY_RESULT_UNENCODABLE",
-		"IDEMPOTENCY_LEASE_LOST", "IDEMPOTENCY_ATTEMPTS_EXHAUSTED", "IDEMPOTENCY_RESULT_UNAVAILABLE":
-		return true
-	}
-	return false
 }
 
 // appendTo writes what the dispatch itself says.

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
+	"github.com/tekil-go/tekil/behaviors/internal/fault"
 	"github.com/tekil-go/tekil/requestctx"
 )
 
@@ -59,20 +60,8 @@ func stateLabel(s requestctx.State) string {
 	return other
 }
 
-// isFault is true for the codes of what no caller can mend. A code that is not known here is a refusal of the application's.
-// Package logging has the same list, and a test compares them.
-func isFault(code string) bool {
-	switch code {
-	case "PANIC", "INTERNAL", "DEADLINE_EXCEEDED", "UNHANDLED", "AROUND_FAULT",
-		"VALIDATION_PANIC", "VALIDATION_TYPE",
-		"IDEMPOTENCY_SCOPE_MISSING", "IDEMPOTENCY_FINGERPRINT_FAILED", "IDEMPOTENCY_STORE_UNAVAILABLE",
-		"IDEMPOTENCY_RETRIES_EXHAUSTED", "IDEMPOTENCY_OUTCOME_UNKNOWN", "IDEMPOTENCY_HANDLER_FAULT",
-		"IDEMPOTENCY_RECORD_MISMATCH", "IDEMPOTENCY_RESULT_UNDECODABLE", "IDEMPOTENCY_RESULT_UNENCODABLE",
-		"IDEMPOTENCY_LEASE_LOST", "IDEMPOTENCY_ATTEMPTS_EXHAUSTED", "IDEMPOTENCY_RESULT_UNAVAILABLE":
-		return true
-	}
-	return false
-}
+// isFault is true for a panic, and for the codes that are faults in the log as well.
+func isFault(code string) bool { return code == "PANIC" || fault.Is(code) }
 
 // isOurs is true for codes that have a label value of their own, however many the application has.
 func isOurs(code string) bool {
