@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"reflect"
 
 	"github.com/tekil-go/tekil/bus"
 )
@@ -47,10 +46,4 @@ func started(o bus.Observer, ctx context.Context, inv bus.Invocation) (out conte
 func ended(o bus.Observer, ctx context.Context, inv bus.Invocation, err error, panicked bool) {
 	defer func() { _ = recover() }()
 	o.Ended(ctx, inv, err, panicked)
-}
-
-// isNil reports whether o is nothing, or a pointer to it.
-func isNil(o bus.Observer) bool {
-	v := reflect.ValueOf(o)
-	return o == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }

@@ -253,12 +253,18 @@ func (p *parts) entry(it item) bus.Entry {
 	return it.build(p, bus.Invocation{Name: it.name, Query: it.query, Idempotent: !it.query && it.marked})
 }
 
+// isNilPointer reports whether v is a pointer to nothing, which an interface does not show.
+func isNilPointer(v any) bool {
+	r := reflect.ValueOf(v)
+	return r.Kind() == reflect.Pointer && r.IsNil()
+}
+
 // newParts makes what the pipelines share. Where it reports a problem the parts are still good enough to find those of the
 // commands.
 func newParts(cfg Config) (p *parts, problems []error) {
 	p = &parts{cfg: cfg}
 	note := func(err error) { problems = append(problems, split(err)...) }
-	if v := reflect.ValueOf(cfg.Store); v.Kind() == reflect.Pointer && v.IsNil() {
+	if isNilPointer(cfg.Store) {
 		note(fmt.Errorf("registry: Config.Store is a nil %T", cfg.Store))
 		p.cfg.Store = nil
 	}
@@ -275,7 +281,7 @@ func newParts(cfg Config) (p *parts, problems []error) {
 		p.engine, _ = idempotency.New(idempotency.Config{Store: cfg.Store, Secrets: []idempotency.Secret{{Key: make([]byte, 32)}}, Sealer: cfg.Sealer})
 	}
 	for i, o := range cfg.Observers {
-		if isNil(o) {
+		if o == nil || isNilPointer(o) {
 			note(fmt.Errorf("registry: Config.Observers[%d] is nil", i))
 		}
 	}
