@@ -52,11 +52,11 @@ func (b *books) all() (n int) {
 func (b *books) addAll(c counts) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for to, from := range map[*map[string]int]map[string]int{
-		&b.Done: c.Done, &b.Replayed: c.Replayed, &b.Delivered: c.Delivered, &b.PutBack: c.PutBack, &b.Dead: c.Dead,
+	for _, m := range []struct{ to, from map[string]int }{
+		{b.Done, c.Done}, {b.Replayed, c.Replayed}, {b.Delivered, c.Delivered}, {b.PutBack, c.PutBack}, {b.Dead, c.Dead},
 	} {
-		for name, n := range from {
-			(*to)[name] += n
+		for name, n := range m.from {
+			m.to[name] += n
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strconv"
@@ -118,17 +117,12 @@ func (o *others) kill() {
 		case <-tick.C:
 		}
 		o.mu.Lock()
-		if n := len(o.running); n > 0 {
-			n = rand.IntN(n)
-			for c := range o.running {
-				if n--; n < 0 {
-					if c.Process.Kill() == nil {
-						delete(o.running, c)
-						o.p.killed++
-					}
-					break
-				}
+		for c := range o.running { // in no order, so this is any of them
+			if c.Process.Kill() == nil {
+				delete(o.running, c)
+				o.p.killed++
 			}
+			break
 		}
 		o.mu.Unlock()
 	}
