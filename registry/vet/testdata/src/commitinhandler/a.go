@@ -1,6 +1,8 @@
 package commitinhandler
 
 import (
+	. "commands"
+
 	"context"
 	"database/sql"
 

@@ -1,6 +1,8 @@
 package lostdownstream
 
 import (
+	. "commands"
+
 	"context"
 	"net/http"
 

@@ -1,6 +1,8 @@
 package outsideinatomic
 
 import (
+	. "commands"
+
 	"context"
 	"net"
 	"net/http"

@@ -1,6 +1,8 @@
 package swallowederror
 
 import (
+	. "commands"
+
 	"context"
 	"database/sql"
 

@@ -1,6 +1,8 @@
 package unstablefield
 
 import (
+	. "commands"
+
 	"context"
 	"net/http"
 	"time"

@@ -1,4 +1,5 @@
-package unstablefield
+// Package commands has a command of each kind. A rule whose text or whose way depends on the package has commands of its own.
+package commands
 
 import (
 	"github.com/tekil-go/tekil/behaviors/idempotency"
