@@ -247,6 +247,14 @@ func (d *database) keys(t *testing.T) (keys []string) {
 	return keys
 }
 
+// kept checks that the records have this key and no other.
+func (d *database) kept(t *testing.T, key string) {
+	t.Helper()
+	if keys := d.keys(t); !slices.Equal(keys, []string{key}) {
+		t.Errorf("the key has changed, or there are %d", len(keys))
+	}
+}
+
 // sound asserts what holds at any time: no key is anywhere but in storage and in the header, and nothing has broken the
 // policy or thrown.
 func (p *tab) sound() {
@@ -313,9 +321,7 @@ func TestPage_LostAnswerThenReloadAndPayIsOneOrder(t *testing.T) {
 		}
 		p.pay(placedBefore)
 		p.counts(2, 6, 1, "6 requests, 1 order: the key did its work.")
-		if keys := d.keys(t); !slices.Equal(keys, []string{key}) {
-			t.Errorf("there are %d keys", len(keys))
-		}
+		d.kept(t, key)
 		d.settles(t, 1)
 		p.sound()
 	})
@@ -368,9 +374,7 @@ func TestPage_WrongAmountThenCorrectedKeepsTheKey(t *testing.T) {
 		p.fill("amount", "12,5")
 		p.pay("is placed.")
 		p.counts(3, 3, 1, "3 requests, 1 order: the key did its work.")
-		if keys := d.keys(t); !slices.Equal(keys, []string{key}) {
-			t.Errorf("the key has changed, or there are %d", len(keys))
-		}
+		d.kept(t, key)
 		if n := d.count(t, `SELECT amount FROM orders`); n != 1250 {
 			t.Errorf("the amount is %d", n)
 		}
@@ -476,9 +480,7 @@ func TestPage_OfflineThenOnlineIsOneOrder(t *testing.T) {
 		p.run(network.EmulateNetworkConditions(false, 0, -1, -1))
 		p.pay("is placed.")
 		p.counts(2, 6, 1, "6 requests, 1 order: the key did its work.")
-		if keys := d.keys(t); !slices.Equal(keys, []string{key}) {
-			t.Errorf("the key has changed, or there are %d", len(keys))
-		}
+		d.kept(t, key)
 		d.settles(t, 1)
 		p.sound()
 	})

@@ -277,6 +277,12 @@ func (p *tab) wait(expression string) {
 	}
 }
 
+// listen keeps the developer's error of the last outcome in window.error.
+func (p *tab) listen() {
+	p.t.Helper()
+	p.run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.error = e.detail.outcome?.error?.message))`, nil))
+}
+
 func (p *tab) eval(expression string) string {
 	p.t.Helper()
 	var out string
@@ -561,7 +567,7 @@ func TestRedirectIsNotFollowedWithTheKey(t *testing.T) {
 			}
 			p := s.newTab(t)
 			p.open()
-			p.run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.error = e.detail.outcome?.error?.message))`, nil))
+			p.listen()
 			p.click("unknown")
 			if got := p.eval("window.error"); !strings.Contains(got, "not followed to another resource") {
 				t.Errorf("the error is %q", got)
@@ -600,7 +606,7 @@ func TestBR62_AnotherOriginNeedsCORS(t *testing.T) {
 	s := newShop(t)
 	p := s.newTab(t)
 	p.open("api", s.bare.URL+"/orders")
-	p.run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.error = e.detail.outcome?.error?.message))`, nil))
+	p.listen()
 	p.click("blocked")
 	if got := p.eval("window.error"); !strings.Contains(got, "CORS/preflight") {
 		t.Errorf("the error is %q", got)
