@@ -448,11 +448,11 @@ func (l *link) fromClient() {
 				}
 			}
 		}
+		if kind == 'H' {
+			l.proxy.turned() // before it is sent: the answer may be with the client before this goes on
+		}
 		if _, err := l.server.Write(batch); err != nil {
 			return
-		}
-		if kind == 'H' {
-			l.proxy.turned()
 		}
 		if ready {
 			x = nil
