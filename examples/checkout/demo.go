@@ -42,8 +42,8 @@ func newDemo(kept orders, provider payments, logger *zap.Logger) (*demo, *zap.Lo
 
 // routes adds the demonstration's own ones. The payment without a key has a bus of its own, because it has the same name as the one
 // with a key.
-func (d *demo) routes(mux *http.ServeMux, edge *httpedge.Edge, store idempotency.Store, logger *zap.Logger) error {
-	reg := registry.New(registry.Config{Logger: logger, Store: store, Around: []registry.Around{slow}})
+func (d *demo) routes(mux *http.ServeMux, edge *httpedge.Edge, store idempotency.Store, logger *zap.Logger, observers []bus.Observer) error {
+	reg := registry.New(registry.Config{Logger: logger, Store: store, Observers: observers, Around: []registry.Around{slow}})
 	registry.Handle(reg, checkout{d.orders, d.provider}.placeAsNew)
 	b, err := reg.Build()
 	if err != nil {

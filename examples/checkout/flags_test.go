@@ -288,7 +288,7 @@ func TestTheProgramSaysWhereToClickAndWhatToTry(t *testing.T) {
 	p := start(t, "-sqlite", filepath.Join(t.TempDir(), "a folder that is not there yet", "Bestellungen #1?.db"))
 	p.kill()
 	out := p.stdout.String()
-	for _, want := range []string{p.base + "/ ", p.base + "/api/v1/orders", "Bestellungen #1?.db\n"} {
+	for _, want := range []string{p.base + "/ ", p.base + "/api/v1/orders", p.base + "/metrics, ", "Bestellungen #1?.db\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("it does not say %q:\n%s", want, out)
 		}

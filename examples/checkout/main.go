@@ -36,6 +36,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/bus"
+	"github.com/tekil-go/tekil/examples/internal/metrics"
 )
 
 func main() {
@@ -95,10 +97,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer logger.Sync() //nolint:errcheck // standard error cannot be synced everywhere, and nothing could be done about it
+	counted, err := metrics.New()
+	if err != nil {
+		return err
+	}
+	defer counted.Stop(context.Background()) //nolint:errcheck // there is nothing to be done about it
+	o.observers = []bus.Observer{counted.Observer}
 	handler, err := newServer(kept, store, logger, o)
 	if err != nil {
 		return err
 	}
+	handler = counted.Beside(handler) // outside of the switches, so that it is read while answers get lost
 	purger, err := idempotency.NewPurger(idempotency.PurgerConfig{Store: store, Logger: logger})
 	if err != nil {
 		return err
@@ -252,6 +261,7 @@ func greet(w io.Writer, base, where string, o options, providerKeeps string) {
 	if providerKeeps != "" {
 		fmt.Fprintf(&s, "checkout: the provider keeps what it holds in %s\n", providerKeeps)
 	}
+	fmt.Fprintf(&s, "checkout: what is counted is at %s/metrics, for Prometheus\n", base)
 	fmt.Fprintf(&s, "\nOpen       %[1]s/  to pay, and look at  %[1]s/api/v1/orders%[2]s\n\n", base, held)
 	if !o.noKeys {
 		pay("Pay, twice with one key; the second answer is a replay of the first and there is one order", "", "my-first-payment", 1, 4990)

@@ -30,12 +30,14 @@ type options struct {
 	noKeys      bool     // every request is new
 	dropAnswers bool
 	demo        bool // the page's switches, and what the server holds
+
+	observers []bus.Observer // of every bus
 }
 
 // newBus is the whole wiring: which function serves which command.
 func newBus(kept orders, store idempotency.Store, logger *zap.Logger, o options) (*bus.Bus, error) {
 	service := checkout{kept, o.provider}
-	cfg := registry.Config{Logger: logger, Store: store}
+	cfg := registry.Config{Logger: logger, Store: store, Observers: o.observers}
 	if o.demo {
 		cfg.Around = []registry.Around{slow}
 	}
@@ -164,7 +166,7 @@ func newServer(kept orders, store idempotency.Store, logger *zap.Logger, o optio
 	mux.Handle("GET /page.css", asset("text/css; charset=utf-8", pageStyle))
 	mux.Handle("/tekil/", http.StripPrefix("/tekil/", browser.Handler())) // the module that makes the form's key
 	if o.demo {
-		if err := trouble.routes(mux, edge, store, logger); err != nil {
+		if err := trouble.routes(mux, edge, store, logger, o.observers); err != nil {
 			return nil, err
 		}
 		return trouble.around(mux), nil

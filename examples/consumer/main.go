@@ -8,6 +8,7 @@
 //	go run ./examples/consumer -postgres … -rabbitmq amqp://…             # the same on RabbitMQ
 //	go run ./examples/consumer -postgres … -nats … -replicas 4 -kill 2s   # four processes receive, and every two seconds one is killed
 //	go run ./examples/consumer -consume -postgres … -nats …               # beside one that runs, as often as you like: more that receive
+//	go run ./examples/consumer -messages 10000 -metrics 127.0.0.1:9464    # what is counted, at /metrics for Prometheus while it runs
 //
 // The command [Place] writes an order and the events that it causes, in one transaction: the events are rows of an outbox. Watermill's
 // forwarder brings the rows to NATS JetStream or RabbitMQ, at least once. Three consumers receive them there. When nothing is left to do, the
@@ -20,6 +21,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -103,6 +105,7 @@ type settings struct {
 	counts    bool
 	replicas  int
 	kill      time.Duration
+	metrics   string // an address, or "" for none
 }
 
 func parse(args []string, stderr io.Writer) (s settings, err error) {
@@ -120,6 +123,7 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 	flags.BoolVar(&s.counts, "counts", false, "with -consume: print the counts as lines of JSON, and end with the standard input; so does -replicas start its processes")
 	flags.IntVar(&s.replicas, "replicas", 0, "receive in so many processes beside this one, which then only places and sends; needs -nats or -rabbitmq")
 	flags.DurationVar(&s.kill, "kill", 0, "kill one of the -replicas each time this has passed, and start another; 0 kills none")
+	flags.StringVar(&s.metrics, "metrics", "", "address of a page /metrics for Prometheus, such as 127.0.0.1:9464; each process of -replicas has one too, on a port of its own (default: none)")
 	if err := flags.Parse(args); err != nil {
 		return s, err
 	}
@@ -132,6 +136,7 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 		}
 	})
 	elsewhere := s.nats != "" || s.rabbitmq != ""
+	_, _, badMetrics := net.SplitHostPort(s.metrics)
 	switch {
 	case flags.NArg() > 0:
 		return s, fmt.Errorf("unexpected argument %q; all settings are flags, see -help", flags.Arg(0))
@@ -157,6 +162,8 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 		return s, errors.New("-replicas are processes, which share a broker; add -nats URL or -rabbitmq URL")
 	case s.kill < 0 || s.kill > 0 && s.replicas == 0:
 		return s, errors.New("-kill is a time, such as 2s, between two kills among the -replicas; add -replicas N")
+	case s.metrics != "" && badMetrics != nil:
+		return s, fmt.Errorf("-metrics: %w; give an address with a port, for example -metrics 127.0.0.1:0 for any free one", badMetrics)
 	case s.messages < 0:
 		return s, fmt.Errorf("-messages is %d; it must not be negative", s.messages)
 	case s.duplicate < 1:

@@ -461,6 +461,8 @@ func TestABadConfigurationNeverStarts(t *testing.T) {
 		{"-counts", "-counts is for -consume alone"},
 		{"-replicas -1", "-replicas is -1; it must not be negative"},
 		{"-replicas 2", "-replicas are processes, which share a broker; add -nats URL or -rabbitmq URL"},
+		{"-metrics 9464", "-metrics: address 9464: missing port in address; give an address with a port, for example -metrics 127.0.0.1:0"},
+		{"-metrics 192.0.2.1:1", "-metrics: listen tcp 192.0.2.1:1: bind: "},
 		{"-kill 2s", "-kill is a time, such as 2s, between two kills among the -replicas; add -replicas N"},
 		{"-sqlite " + filepath.Join(folder, "b.db") + " -rabbitmq amqp://ada:secret@127.0.0.1:1/", "-rabbitmq: "},
 		{"-sqlite=", "-sqlite is empty; is a variable of the shell not set?"},

@@ -144,8 +144,8 @@ func (s service) invoice(ctx context.Context, cmd WriteInvoice) (bus.None, error
 }
 
 // newBus is the whole wiring: which function serves which command.
-func newBus(s service, store idempotency.Store, logger *zap.Logger, failRate float64) (*bus.Bus, error) {
-	reg := registry.New(registry.Config{Logger: logger, Store: store, Around: []registry.Around{failing(failRate)}})
+func newBus(s service, store idempotency.Store, logger *zap.Logger, failRate float64, observers ...bus.Observer) (*bus.Bus, error) {
+	reg := registry.New(registry.Config{Logger: logger, Store: store, Observers: observers, Around: []registry.Around{failing(failRate)}})
 	registry.Handle(reg, s.place)
 	registry.Handle(reg, s.mail)
 	registry.Handle(reg, s.ship)

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/tekil-go/tekil/bus"
+	"github.com/tekil-go/tekil/examples/internal/metrics"
 	"github.com/tekil-go/tekil/requestctx"
 	"github.com/tekil-go/tekil/requestctx/msgedge"
 	"github.com/tekil-go/tekil/requestctx/msgedge/watermilledge"
@@ -76,6 +77,7 @@ type program struct {
 	took       time.Duration // until all was quiet
 	ended      chan error    // of the router; nil while it does not run
 	stopOthers func()        // ends the processes of -replicas; nil while there are none
+	endMetrics func()        // nil without -metrics
 }
 
 // start opens database and broker and puts everything together. Nothing is received and nothing sent yet.
@@ -116,11 +118,15 @@ func (p *program) wire() error {
 	commands := zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.Lock(zapcore.AddSync(p.stderr)), zapcore.ErrorLevel)
 	commands = zapcore.NewSamplerWithOptions(commands, time.Second, 3, 0) // with -fail-rate there are many
 	logger := watermill.NewSlogLogger(lg)
+	observers, err := p.count()
+	if err != nil {
+		return err
+	}
 	outbox, err := watermilledge.NewOutbox(p.db.write, watermilledge.PublisherOptions{})
 	if err != nil {
 		return err
 	}
-	if p.bus, err = newBus(service{p.db, outbox}, p.db.store(), zap.New(zapcore.NewTee(p.books, commands)), p.failRate); err != nil {
+	if p.bus, err = newBus(service{p.db, outbox}, p.db.store(), zap.New(zapcore.NewTee(p.books, commands)), p.failRate, observers...); err != nil {
 		return err
 	}
 	if p.router, err = message.NewRouter(message.RouterConfig{CloseTimeout: drainTime}, logger); err != nil {
@@ -167,6 +173,27 @@ func (p *program) wire() error {
 	return nil
 }
 
+// count serves at the address of -metrics what the observers count that it gives. Without the flag there are none.
+func (p *program) count() ([]bus.Observer, error) {
+	if p.metrics == "" {
+		return nil, nil
+	}
+	m, err := metrics.New()
+	if err != nil {
+		return nil, err
+	}
+	at, end, err := servePage(p.metrics, m.Page)
+	if err != nil {
+		return nil, fmt.Errorf("-metrics: %w\nchoose another address, for example -metrics 127.0.0.1:0 for any free port", err)
+	}
+	p.endMetrics = func() {
+		end()
+		_ = m.Stop(context.Background())
+	}
+	fmt.Fprintf(p.stderr, "consumer: what this process counts is at http://%s/metrics, for Prometheus\n", at)
+	return []bus.Observer{m.Observer}, nil
+}
+
 // drain lets what is being handled come to its end, here and in the other processes. Nothing is received any more.
 func (p *program) drain() {
 	if p.stopOthers != nil {
@@ -193,6 +220,9 @@ func (p *program) close() {
 		p.broker.close()
 	}
 	p.db.close()
+	if p.endMetrics != nil {
+		p.endMetrics()
+	}
 }
 
 // receive starts the forwarder and the consumers, or the processes that they are in. They do not end with a context but with close, so

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -66,6 +67,10 @@ func (o *others) run() error {
 		if value != "" {
 			args = append(args, flag, value)
 		}
+	}
+	if s.metrics != "" {
+		host, _, _ := net.SplitHostPort(s.metrics)                   // which parse has seen
+		args = append(args, "-metrics", net.JoinHostPort(host, "0")) // it says its port on standard error
 	}
 	c := exec.Command(self, args...)
 	c.Stderr = o.p.stderr

@@ -9,9 +9,9 @@ import (
 )
 
 // newBus is the whole wiring: which function serves which command.
-func newBus(kept store, records idempotency.Store, logger *zap.Logger, s settings) (*bus.Bus, error) {
+func newBus(kept store, records idempotency.Store, logger *zap.Logger, s settings, observers ...bus.Observer) (*bus.Bus, error) {
 	service := inbound{kept, s.holdDemo}
-	reg := registry.New(registry.Config{Logger: logger, Store: records, RequireTenant: true})
+	reg := registry.New(registry.Config{Logger: logger, Store: records, RequireTenant: true, Observers: observers})
 	if s.enabled {
 		registry.Handle(reg, service.importOrders, registry.Tune[Import, Imported](s.protect))
 	} else {

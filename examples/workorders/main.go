@@ -34,6 +34,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/examples/internal/metrics"
 )
 
 func main() {
@@ -66,10 +67,16 @@ func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) 
 		return err
 	}
 	defer logger.Sync() //nolint:errcheck // standard error cannot be synced everywhere, and nothing could be done about it
-	handler, err := newServer(kept, records, logger, s)
+	counted, err := metrics.New()
 	if err != nil {
 		return err
 	}
+	defer counted.Stop(context.Background()) //nolint:errcheck // there is nothing to be done about it
+	handler, err := newServer(kept, records, logger, s, counted.Observer)
+	if err != nil {
+		return err
+	}
+	handler = counted.Beside(handler)
 	purger, err := idempotency.NewPurger(idempotency.PurgerConfig{Store: records, Logger: logger})
 	if err != nil {
 		return err
@@ -144,6 +151,7 @@ func greet(w io.Writer, base, where string, s settings) {
 	case !s.required:
 		fmt.Fprintf(&out, "workorders: %s is off: a request without a key runs unprotected\n", envRequired)
 	}
+	fmt.Fprintf(&out, "workorders: what is counted is at %s/metrics, for Prometheus\n", base)
 	fmt.Fprintf(&out, "\nLook at    %s/\n\n", base)
 	try := func(title, path, key, format string) {
 		fmt.Fprintf(&out, "%s:\n  curl -i %s%s%s%s -H 'Content-Type: application/%s' --data-binary @examples/workorders/testdata/sample.%s\n",

@@ -138,8 +138,8 @@ func formatOf(h http.Header) string {
 }
 
 // newServer makes the service's routes.
-func newServer(kept store, records idempotency.Store, logger *zap.Logger, s settings) (http.Handler, error) {
-	b, err := newBus(kept, records, logger, s)
+func newServer(kept store, records idempotency.Store, logger *zap.Logger, s settings, observers ...bus.Observer) (http.Handler, error) {
+	b, err := newBus(kept, records, logger, s, observers...)
 	if err != nil {
 		return nil, err
 	}

@@ -259,7 +259,7 @@ func TestTheProgramServesAndDrains(t *testing.T) {
 			t.Fatalf("it says %s", greeting)
 		}
 		base, _, _ = strings.Cut(base, "\n")
-		for _, want := range []string{"work orders and records are kept in ", "1 tokens are known", "IDEMPOTENCY_REQUIRED is off", "testdata/sample.json", importPath, testPath} {
+		for _, want := range []string{"work orders and records are kept in ", "1 tokens are known", "IDEMPOTENCY_REQUIRED is off", "testdata/sample.json", importPath, testPath, "/metrics, for Prometheus"} {
 			if !strings.Contains(greeting, want) {
 				t.Errorf("it does not say %s:\n%s", want, greeting)
 			}
