@@ -45,8 +45,10 @@ func rooms() map[string][]string {
 		"behaviors/idempotency/pgstore":        append([]string{"behaviors/idempotency"}, pgx...),
 		"behaviors/idempotency/pgstore/pgtest": append([]string{"testing", "github.com/fergusstrange/embedded-postgres"}, pgx...),
 		"registry":                             append([]string{"bus", "behaviors/*", "github.com/go-playground/validator/v10"}, zap...),
+		"registry/registrytest":                {"bus", "requestctx", "registry", "behaviors/idempotency", "behaviors/validation", "testing", "go.uber.org/zap"},
 		"registry/vet":                         {"golang.org/x/tools/go/*", "golang.org/x/tools/go/*/*", "golang.org/x/tools/go/*/*/*"},
 		"registry/vet/tekilvet":                {"registry/vet", "golang.org/x/tools/go/analysis/unitchecker"},
+		"examples/internal/*":                  {"behaviors/*", "github.com/prometheus/client_golang/prometheus", "github.com/prometheus/client_golang/prometheus/*", "go.opentelemetry.io/otel/*/*"},
 		"examples/*":                           {"*", "*/*", "*/*/*", "*/*/*/*", "*/*/*/*/*", "*/*/*/*/*/*"},
 	}
 }
@@ -54,7 +56,7 @@ func rooms() map[string][]string {
 // forTests is what test files may import beside what is ours: no assertion library among it.
 func forTests() []string {
 	return []string{
-		"testing", "testing/*", "bus", "requestctx", "requestctx/*", "requestctx/*/*", "behaviors/*", "behaviors/idempotency/*", "behaviors/idempotency/internal/*", "behaviors/idempotency/*/*", "registry",
+		"testing", "testing/*", "bus", "requestctx", "requestctx/*", "requestctx/*/*", "behaviors/*", "behaviors/idempotency/*", "behaviors/idempotency/internal/*", "behaviors/idempotency/*/*", "registry", "registry/registrytest",
 		"go.uber.org/goleak", "go.uber.org/zap", "go.uber.org/zap/*", "go.uber.org/zap/zaptest/observer", "pgregory.net/rapid",
 		"github.com/google/uuid", "github.com/go-playground/validator/v10", "github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/*",
 		"github.com/fergusstrange/embedded-postgres", "modernc.org/sqlite", "modernc.org/sqlite/lib",
