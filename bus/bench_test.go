@@ -3,16 +3,22 @@ package bus_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/tekil-go/tekil/bus"
 )
 
 // The goals are ratios to closures-3 of the same run, three hand-written closures that only pass on: bind/empty at most 1.2
 // times as long (D1), send/empty at most 2.5 times, serial and parallel (D2), and 0 allocs/op for all. Compare bind/stages and
-// bind/stages-and-observer with by-hand, which calls the same stages. Take medians of a few rounds:
+// bind/stages-and-observer with by-hand, which calls the same stages. BenchmarkRatio measures each and the closures in turn and
+// reports the median of the rounds; BenchmarkDispatch gives the times:
 //
-//	go test -run '^$' -bench . -benchtime 80ms -count 5 ./bus
+//	go test -run '^$' -bench Ratio -benchtime 100x ./bus
+//	go test -run '^$' -bench Dispatch -benchtime 80ms -count 5 ./bus
 
 type charge struct {
 	Customer string
@@ -133,6 +139,77 @@ func BenchmarkDispatch(b *testing.B) {
 	var m many
 	m.fill()
 	b.Run("send/among-260", func(b *testing.B) { sendSerialAndParallel(b, chargeBus(b, false, false, m.entries...)) })
+}
+
+// BenchmarkRatio has one round of windows in each iteration: so many calls of one and the other in turn, the order swapped each time.
+func BenchmarkRatio(b *testing.B) {
+	closures := passOn(passOn(passOn(takeCharge)))
+	base := func(ctx context.Context) error { _, err := closures(ctx, theCharge); return err }
+	byHand := byHand(noObserver{})
+	b.Run("by-hand", func(b *testing.B) {
+		ratio(b, base, func(ctx context.Context) error { _, err := byHand(ctx, theCharge); return err })
+	})
+	for name, full := range map[string]bool{"empty": false, "stages-and-observer": true} {
+		bb := chargeBus(b, full, full)
+		bound, err := bus.Bind[charge](bb)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run("bind/"+name, func(b *testing.B) {
+			ratio(b, base, func(ctx context.Context) error { _, err := bound(ctx, theCharge); return err })
+		})
+		b.Run("send/"+name, func(b *testing.B) {
+			ratio(b, base, func(ctx context.Context) error { _, err := bus.Send(ctx, bb, theCharge); return err })
+		})
+	}
+}
+
+// ratio compares other with base, on one processor and on all, and counts what a call of other allocates.
+func ratio(b *testing.B, base, other func(context.Context) error) {
+	b.Helper()
+	const calls = 20_000
+	for _, how := range []struct {
+		name    string
+		workers int
+	}{{"serial", 1}, {"parallel", runtime.GOMAXPROCS(0)}} {
+		b.Run(how.name, func(b *testing.B) {
+			ctx := context.Background()
+			window := func(f func(context.Context) error) time.Duration {
+				var wg sync.WaitGroup
+				start := time.Now()
+				for range how.workers {
+					wg.Go(func() {
+						for range calls {
+							if err := f(ctx); err != nil {
+								b.Error(err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				return time.Since(start)
+			}
+			window(base)
+			window(other)
+			var ratios, bases []float64
+			for round := 0; b.Loop(); round++ {
+				var x, y time.Duration
+				if round%2 == 0 {
+					x, y = window(base), window(other)
+				} else {
+					y, x = window(other), window(base)
+				}
+				ratios, bases = append(ratios, float64(y)/float64(x)), append(bases, float64(x.Nanoseconds())/calls)
+			}
+			slices.Sort(ratios)
+			slices.Sort(bases)
+			b.ReportMetric(ratios[len(ratios)/2], "x-closures")
+			b.ReportMetric(bases[len(bases)/2], "closures-ns")
+			b.ReportMetric(testing.AllocsPerRun(100, func() { _ = other(ctx) }), "allocs/call")
+			b.ReportMetric(0, "ns/op") // of a round, which says nothing
+		})
+	}
 }
 
 var (

@@ -45,7 +45,7 @@ func BenchmarkPipeline(b *testing.B) {
 			}
 			return time.Since(start)
 		}
-		var ratios []float64
+		var ratios, bases []float64
 		for round := 0; b.Loop(); round++ {
 			var w, p time.Duration
 			if round%2 == 0 {
@@ -53,10 +53,13 @@ func BenchmarkPipeline(b *testing.B) {
 			} else {
 				p, w = window(parts), window(whole)
 			}
-			ratios = append(ratios, float64(w)/float64(p))
+			ratios, bases = append(ratios, float64(w)/float64(p)), append(bases, float64(p.Nanoseconds())/calls)
 		}
 		slices.Sort(ratios)
+		slices.Sort(bases)
 		b.ReportMetric(ratios[len(ratios)/2], "whole/parts")
+		b.ReportMetric(bases[len(bases)/2], "parts-ns")
+		b.ReportMetric(testing.AllocsPerRun(100, func() { _ = whole() })-testing.AllocsPerRun(100, func() { _ = parts() }), "more-allocs")
 		b.ReportMetric(0, "ns/op") // of a round, which says nothing
 	})
 	for name, f := range map[string]func() error{

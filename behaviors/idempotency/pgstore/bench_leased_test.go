@@ -62,7 +62,28 @@ func benchLeased[C bus.Command[bought]](b *testing.B, pool *pgxpool.Pool, order 
 	return send
 }
 
-func bareTx(pool *pgxpool.Pool) func(context.Context, int) error {
+// leasedTx is one Leased command under a new random key.
+func leasedTx(b *testing.B, pool *pgxpool.Pool) operation {
+	b.Helper()
+	send := benchLeased(b, pool, func(p purchase) buy { return p.buy })
+	return func(ctx context.Context, _ int) error {
+		_, err := send(keyed(ctx, uuid.NewString()), purchase{order})
+		return err
+	}
+}
+
+// relaxedTx is leasedTx with a claim that does not wait for the disk.
+func relaxedTx(b *testing.B, pool *pgxpool.Pool) operation {
+	b.Helper()
+	send := benchLeased(b, pool, func(p haste) buy { return p.buy })
+	return func(ctx context.Context, _ int) error {
+		_, err := send(keyed(ctx, uuid.NewString()), haste{order})
+		return err
+	}
+}
+
+// bareTx is the business transaction as every user of pgx writes it: Begin, INSERT, Commit.
+func bareTx(pool *pgxpool.Pool) operation {
 	return func(ctx context.Context, _ int) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			var id int64
@@ -71,14 +92,24 @@ func bareTx(pool *pgxpool.Pool) func(context.Context, int) error {
 	}
 }
 
-// naive is a lease as it is written by hand: the claim in a transaction of its own, and the completion beside the business
-// row, each statement in its turn, with no guard.
-func naive(b *testing.B, pool *pgxpool.Pool) func(context.Context, int) error {
+// What is written by hand has one table of keys, with no index but the key's.
+func naiveTable(b *testing.B, pool *pgxpool.Pool) {
 	b.Helper()
 	if _, err := pool.Exec(context.Background(), `CREATE TABLE naive_records (key text PRIMARY KEY, state int NOT NULL, hash bytea NOT NULL, result bytea,
 		lease_until timestamptz, created_at timestamptz NOT NULL DEFAULT now())`); err != nil {
 		b.Fatal(err)
 	}
+}
+
+const naiveUpdate = `UPDATE naive_records SET state = 2, result = $2 WHERE key = $1`
+
+var naiveResult = []byte(`{"order_id":1,"status":"created","amount":4200,"currency":"TRY"}`)
+
+// naive is a lease as it is written by hand: the claim in a transaction of its own, and the completion beside the business
+// row, each statement in its turn, with no guard.
+func naive(b *testing.B, pool *pgxpool.Pool) operation {
+	b.Helper()
+	naiveTable(b, pool)
 	hash := make([]byte, 32)
 	return func(ctx context.Context, _ int) error {
 		key := uuid.NewString()
@@ -93,7 +124,7 @@ func naive(b *testing.B, pool *pgxpool.Pool) func(context.Context, int) error {
 			if err := tx.QueryRow(ctx, benchInsert, order.Customer, order.SKU, order.Qty, order.Amount, order.Currency).Scan(&id); err != nil {
 				return err
 			}
-			_, err := tx.Exec(ctx, `UPDATE naive_records SET state = 2, result = $2 WHERE key = $1`, key, []byte(`{"order_id":1,"status":"created","amount":4200,"currency":"TRY"}`))
+			_, err := tx.Exec(ctx, naiveUpdate, key, naiveResult)
 			return err
 		})
 	}
@@ -105,20 +136,11 @@ func BenchmarkLeased(b *testing.B) {
 	for _, workers := range []int{1, 8, 32} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
 			pool := benchPool(b, workers)
-			send := benchLeased(b, pool, func(p purchase) buy { return p.buy })
-			relaxed := benchLeased(b, pool, func(p haste) buy { return p.buy })
-			durable := func(ctx context.Context, _ int) error {
-				_, err := send(keyed(ctx, uuid.NewString()), purchase{order})
-				return err
-			}
+			relaxed := relaxedTx(b, pool)
+			durable := leasedTx(b, pool)
 			byHand := naive(b, pool)
 			b.Run("durable", func(b *testing.B) { ratio(b, workers, bareTx(pool), durable) })
-			b.Run("relaxed", func(b *testing.B) {
-				ratio(b, workers, bareTx(pool), func(ctx context.Context, _ int) error {
-					_, err := relaxed(keyed(ctx, uuid.NewString()), haste{order})
-					return err
-				})
-			})
+			b.Run("relaxed", func(b *testing.B) { ratio(b, workers, bareTx(pool), relaxed) })
 			b.Run("against-naive", func(b *testing.B) { ratio(b, workers, byHand, durable) })
 		})
 	}
@@ -221,11 +243,8 @@ func benchPurge(b *testing.B) {
 	if len(speed) == 0 {
 		b.Fatal("the purge was done within one window; ask for more rows with -purge-rows")
 	}
-	for _, s := range [][]float64{throughput, slowest, speed} {
-		slices.Sort(s)
-	}
-	b.ReportMetric(throughput[len(throughput)/2], "x-foreground")
-	b.ReportMetric(slowest[len(slowest)/2], "x-p99")
-	b.ReportMetric(speed[len(speed)/2], "rows/s")
+	b.ReportMetric(median(throughput), "x-foreground")
+	b.ReportMetric(median(slowest), "x-p99")
+	b.ReportMetric(median(speed), "rows/s")
 	b.ReportMetric(0, "ns/op")
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
@@ -74,6 +73,31 @@ func benchBus(b *testing.B, pool *pgxpool.Pool) *bus.Bus {
 	return bb
 }
 
+// atomicTx is one Atomic command under a new random key.
+func atomicTx(place *bus.Bus) operation {
+	return func(ctx context.Context, _ int) error {
+		_, err := bus.Send(keyed(ctx, uuid.NewString()), place, order)
+		return err
+	}
+}
+
+const replayedKeys = 500
+
+// replayed sends commands under replayedKeys keys, and gives what sends them again.
+func replayed(b *testing.B, place *bus.Bus) operation {
+	b.Helper()
+	again := func(ctx context.Context, i int) error {
+		_, err := bus.Send(keyed(ctx, fmt.Sprintf("replayed-%06d", i%replayedKeys)), place, order)
+		return err
+	}
+	for i := range replayedKeys {
+		if err := again(context.Background(), i); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return again
+}
+
 var order = buy{Customer: "cus_1044", SKU: "SKU-1", Qty: 2, Amount: 4200, Currency: "TRY"}
 
 // keyed is a context with a key, as an edge makes it.
@@ -86,56 +110,76 @@ func keyed(ctx context.Context, key string) context.Context {
 	return ctx
 }
 
-// ratio runs base and other in turn and reports how other's throughput compares.
-func ratio(b *testing.B, workers int, base, other func(ctx context.Context, i int) error) {
+// operation is what a window does again and again; i differs each time.
+type operation func(ctx context.Context, i int) error
+
+// load runs op on the workers for d, and gives how often it was done in a second.
+func load(b *testing.B, workers int, d time.Duration, op operation) float64 {
 	b.Helper()
-	var n atomic.Int64
-	run := func(op func(context.Context, int) error, d time.Duration) float64 {
-		var done atomic.Int64
-		var wg sync.WaitGroup
-		stop := time.Now().Add(d)
-		start := time.Now()
-		for range workers {
-			wg.Go(func() {
-				for time.Now().Before(stop) {
-					if err := op(context.Background(), int(n.Add(1))); err != nil {
-						b.Error(err)
-						return
-					}
-					done.Add(1)
+	var n, done atomic.Int64
+	var wg sync.WaitGroup
+	start := time.Now()
+	for range workers {
+		wg.Go(func() {
+			for time.Since(start) < d {
+				if err := op(context.Background(), int(n.Add(1))); err != nil {
+					b.Error(err)
+					return
 				}
-			})
-		}
-		wg.Wait()
-		return float64(done.Load()) / time.Since(start).Seconds()
+				done.Add(1)
+			}
+		})
 	}
-	run(base, window/3)
-	run(other, window/3)
+	wg.Wait()
+	return float64(done.Load()) / time.Since(start).Seconds()
+}
+
+// ratio runs base and other in turn and reports how other's throughput compares.
+func ratio(b *testing.B, workers int, base, other operation) {
+	b.Helper()
+	ratioAfter(b, workers, func() {}, base, other)
+}
+
+// ratioAfter is ratio with windows that each begin after a call of before.
+func ratioAfter(b *testing.B, workers int, before func(), base, other operation) {
+	b.Helper()
+	run := func(op operation) float64 {
+		before()
+		return load(b, workers, window, op)
+	}
+	load(b, workers, window/3, base)
+	load(b, workers, window/3, other)
 	var ratios, bases []float64
 	b.ResetTimer()
 	for i := range b.N {
 		var x, y float64
 		if i%2 == 0 {
-			x = run(base, window)
-			y = run(other, window)
+			x = run(base)
+			y = run(other)
 		} else {
-			y = run(other, window)
-			x = run(base, window)
+			y = run(other)
+			x = run(base)
 		}
 		ratios, bases = append(ratios, y/x), append(bases, x)
 	}
-	slices.Sort(ratios)
-	slices.Sort(bases)
-	b.ReportMetric(ratios[len(ratios)/2], "x-bare")
-	b.ReportMetric(bases[len(bases)/2], "bare/s")
+	b.ReportMetric(median(ratios), "x-bare")
+	b.ReportMetric(median(bases), "bare/s")
 	b.ReportMetric(0, "ns/op")
 }
 
-func benchPool(b *testing.B, conns int) *pgxpool.Pool {
+func median(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+func benchPool(b *testing.B, conns int, changes ...func(*pgxpool.Config)) *pgxpool.Pool {
 	b.Helper()
 	db := pgtest.Open(b)
 	cfg := db.PoolConfig()
 	cfg.MaxConns, cfg.MinConns = int32(conns), int32(conns)
+	for _, change := range changes {
+		change(cfg)
+	}
 	pool := pgtest.NewPool(b, cfg)
 	ctx := context.Background()
 	if err := pgstore.Migrate(ctx, pool); err != nil {
@@ -152,18 +196,7 @@ func BenchmarkAtomic(b *testing.B) {
 	for _, workers := range []int{1, 8, 32} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
 			pool := benchPool(b, workers)
-			place := benchBus(b, pool)
-			ratio(b, workers,
-				func(ctx context.Context, _ int) error {
-					return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-						var id int64
-						return tx.QueryRow(ctx, benchInsert, order.Customer, order.SKU, order.Qty, order.Amount, order.Currency).Scan(&id)
-					})
-				},
-				func(ctx context.Context, _ int) error {
-					_, err := bus.Send(keyed(ctx, uuid.NewString()), place, order)
-					return err
-				})
+			ratio(b, workers, bareTx(pool), atomicTx(benchBus(b, pool)))
 		})
 	}
 }
@@ -173,24 +206,14 @@ func BenchmarkReplay(b *testing.B) {
 	for _, workers := range []int{1, 8, 32} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
 			pool := benchPool(b, workers)
-			place := benchBus(b, pool)
-			const keys = 2000
-			for i := range keys {
-				if _, err := bus.Send(keyed(context.Background(), fmt.Sprintf("replayed-%06d", i)), place, order); err != nil {
-					b.Fatal(err)
-				}
-			}
+			replay := replayed(b, benchBus(b, pool))
 			ratio(b, workers,
 				func(ctx context.Context, i int) error {
 					var c, s, cur string
 					var q int
 					var a int64
-					return pool.QueryRow(ctx, benchSelect, 1+i%keys).Scan(&c, &s, &q, &a, &cur)
-				},
-				func(ctx context.Context, i int) error {
-					_, err := bus.Send(keyed(ctx, fmt.Sprintf("replayed-%06d", i%keys)), place, order)
-					return err
-				})
+					return pool.QueryRow(ctx, benchSelect, 1+i%replayedKeys).Scan(&c, &s, &q, &a, &cur)
+				}, replay)
 		})
 	}
 }
@@ -246,7 +269,7 @@ func BenchmarkStorm(b *testing.B) {
 		return float64(done.Load())
 	}
 	calm(storm)
-	var ratios []float64
+	var ratios, calms []float64
 	for i := range b.N {
 		var x, y float64
 		if i%2 == 0 {
@@ -254,10 +277,10 @@ func BenchmarkStorm(b *testing.B) {
 		} else {
 			y, x = calm(storm), calm(nil)
 		}
-		ratios = append(ratios, y/x)
+		ratios, calms = append(ratios, y/x), append(calms, x/window.Seconds())
 	}
-	slices.Sort(ratios)
-	b.ReportMetric(ratios[len(ratios)/2], "x-calm")
+	b.ReportMetric(median(ratios), "x-calm")
+	b.ReportMetric(median(calms), "calm/s")
 	b.ReportMetric(float64(ran.Load())/float64(storms), "runs/storm")
 	b.ReportMetric(0, "ns/op")
 }
