@@ -217,12 +217,12 @@ func TestDocumentsCiteTestsThatExist(t *testing.T) {
 	if len(ts.functions) < 10 || len(ts.cases) < 30 || len(ts.reported) < 30 {
 		t.Fatalf("%d folders with tests, %d cases and %d field cases: the wrong files are read", len(ts.functions), len(ts.cases), len(ts.reported))
 	}
-	for _, name := range []string{"guarantee.md", "field-cases.md"} {
+	for _, name := range []string{"guarantee.md", "field-cases.md", "fates.md"} {
 		problems, cited := ts.problems(document(t, name))
 		for _, p := range problems {
 			t.Errorf("docs/%s: %s", name, p)
 		}
-		if cited < 50 {
+		if cited < 45 {
 			t.Errorf("docs/%s cites %d tests; are its citations still written as they are searched for?", name, cited)
 		}
 	}

@@ -48,6 +48,7 @@ func rooms() map[string][]string {
 		"registry/registrytest":                {"bus", "requestctx", "registry", "behaviors/idempotency", "behaviors/validation", "testing", "go.uber.org/zap"},
 		"registry/vet":                         {"golang.org/x/tools/go/*", "golang.org/x/tools/go/*/*", "golang.org/x/tools/go/*/*/*"},
 		"registry/vet/tekilvet":                {"registry/vet", "golang.org/x/tools/go/analysis/unitchecker"},
+		"docs":                                 {}, // tests alone: what the documents show is compiled and run
 		"examples/internal/*":                  {"behaviors/*", "github.com/prometheus/client_golang/prometheus", "github.com/prometheus/client_golang/prometheus/*", "go.opentelemetry.io/otel/*/*"},
 		"examples/*":                           {"*", "*/*", "*/*/*", "*/*/*/*", "*/*/*/*/*", "*/*/*/*/*/*"},
 	}

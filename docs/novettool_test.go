@@ -1,0 +1,5 @@
+//go:build !vettool
+
+package docs_test
+
+const vettool = false

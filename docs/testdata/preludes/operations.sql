@@ -1,0 +1,4 @@
+INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts, outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
+ VALUES (gen_random_uuid(), '', 'acme', 'POST /v1/orders orders.place', 'pay-2f6c0d11', '\x00', 1000, 'completed', 'reuse', gen_random_uuid(), 2, 0, '{}', 'result/0', 'r-1', 'auth-4711', now(), now(), now() + interval '72 hours');
+INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, fence, lease_until, origin_request_id, created_at, expires_at)
+ VALUES (gen_random_uuid(), '', 'acme', 'POST /v1/payments payments.pay', 'pay-9a1b22c3', '\x00', 2000, 'in_progress', 'reuse', gen_random_uuid(), 1, now() - interval '1 hour', 'r-2', now() - interval '2 hours', now() + interval '70 hours');

@@ -1,0 +1,2 @@
+INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts, outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
+ VALUES (randomblob(16), '', 'acme', 'POST /v1/orders orders.place', 'pay-2f6c0d11', x'00', 1000, 'completed', 'reuse', randomblob(16), 1, 0, x'7b7d', 'result/0', 'r-1', 'auth-4711', 1764655200000, 1764655200000, 1764914400000);
