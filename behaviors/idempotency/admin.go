@@ -1,9 +1,11 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,13 +40,33 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 // maxFound bounds what a search gives.
 const maxFound = 100
 
-// Find gives the records that a search asks for, the youngest first and at most 100. A search by key or external reference reads the
+// Find gives the records that a search asks for, the youngest first and at most 100. All but a search by id read the
 // whole table unless the database has an index for it; pgstore and sqlitestore say how to make one.
 func (a *Admin) Find(ctx context.Context, q Search) ([]Stored, error) {
-	if q.ID == (ID{}) && q.Key == "" && q.ExternalRef == "" {
-		return nil, errors.New("idempotency: a search needs an id, a key or an external reference")
+	if q.IsZero() {
+		return nil, errors.New("idempotency: a search needs an id, a key, an external reference, a draft, a request id, or what is stuck")
 	}
 	return a.cfg.Store.Find(ctx, q, maxFound)
+}
+
+// Count counts all records by operation, state, whether they are stuck, and whether they have expired; in that order. It reads the
+// whole table: give ctx a deadline.
+func (a *Admin) Count(ctx context.Context) ([]Count, error) {
+	counts, err := a.cfg.Store.Count(ctx)
+	slices.SortFunc(counts, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.State, b.State), compareBools(a.Stuck, b.Stuck), compareBools(a.Expired, b.Expired))
+	})
+	return counts, err
+}
+
+func compareBools(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
 
 // Get gives the record of a scope, or nil.
@@ -54,7 +76,7 @@ func (a *Admin) Get(ctx context.Context, s Scope) (*Stored, error) {
 		return nil, err
 	}
 	if found[0].Scope != s {
-		return nil, &RecordError{Command: commandOf(s.Operation)}
+		return nil, &RecordError{Command: s.Command()}
 	}
 	return &found[0], nil
 }
@@ -103,7 +125,7 @@ func (a *Admin) Release(ctx context.Context, id ID, i Intervention) error {
 	return a.change(ctx, action, rec, i, a.cfg.Store.Free)
 }
 
-// Erase takes the result and the external reference out of a record, for a request to be forgotten. Key and hash stay, so that
+// Erase takes the result, the external reference and the draft out of a record, for a request to be forgotten. Key and hash stay, so that
 // the intent is not done again: until the record has expired and is purged, its key is answered with an [*ExpiredError]. A record in progress is
 // refused. What other tables hold is the application's to erase.
 func (a *Admin) Erase(ctx context.Context, id ID, i Intervention) error {
@@ -138,7 +160,7 @@ func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Interv
 		zap.String("action", action), zap.String("by", i.By), zap.String("reason", i.Reason),
 		zap.String("tenant", rec.Scope.Tenant), zap.String("client", rec.Scope.Client), zap.String("operation", rec.Scope.Operation),
 		zap.String("key", rec.Scope.Key), zap.String("state", string(rec.State)), zap.Int("attempts", rec.Attempts),
-		zap.String("external_ref", rec.ExternalRef), zap.Bool("live_lease", rec.LeaseLeft > 0),
+		zap.String("external_ref", rec.ExternalRef), zap.String("draft_id", rec.DraftID), zap.Bool("live_lease", rec.LeaseLeft > 0),
 	}
 	switch {
 	case err != nil:
@@ -209,7 +231,7 @@ func FindOperation(ctx context.Context, store Store, operationID string) (*Opera
 	}
 	rec := found[0]
 	op := &Operation{
-		ID: operationID, Command: commandOf(rec.Scope.Operation), State: OperationUnknown,
+		ID: operationID, Command: rec.Scope.Command(), State: OperationUnknown,
 		OriginalRequestID: rec.OriginRequestID, ExternalRef: rec.ExternalRef, CreatedAt: rec.CreatedAt,
 	}
 	switch {
@@ -232,6 +254,3 @@ func FindOperation(ctx context.Context, store Store, operationID string) (*Opera
 	}
 	return op, nil
 }
-
-// commandOf is the command's name in a record's operation.
-func commandOf(operation string) string { return operation[strings.LastIndexByte(operation, ' ')+1:] }
