@@ -87,6 +87,9 @@ type Intervention struct {
 	By string
 	// Reason is why. It must be set, and is logged; it must hold no secret and no personal data.
 	Reason string
+	// Seen is the attempt that the person saw in the record ([Record.Attempt]) when the decision was made, which may be minutes ago. A record
+	// that another attempt has taken or changed since is refused. Zero: only what changes while the record is being changed is found.
+	Seen AttemptID
 	// LiveLease allows [Admin.Release] to take the key from an attempt whose lease is not over. Such an attempt is most likely at
 	// work: what it does outside is done, and what it writes is refused.
 	LiveLease bool
@@ -151,8 +154,14 @@ func (a *Admin) intervene(ctx context.Context, action string, id ID, i Intervent
 	if len(found) == 0 {
 		return nil, &AdminError{action, "there is no such record"}
 	}
+	if i.Seen != (AttemptID{}) && i.Seen != found[0].Attempt {
+		return nil, &AdminError{action, changed}
+	}
 	return &found[0], nil
 }
+
+// changed is said where the record is not the one that was looked at.
+const changed = "the record has changed since it was read; look again"
 
 func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Intervention, do func(context.Context, ID, AttemptID) (bool, error)) error {
 	done, err := do(ctx, rec.ID, rec.Attempt)
@@ -167,10 +176,57 @@ func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Interv
 		a.cfg.Logger.Error("idempotency: an intervention failed", append(line, zap.Error(err))...)
 		return err
 	case !done:
-		return &AdminError{action, "the record has changed since it was read; look again"}
+		return &AdminError{action, changed}
 	}
 	a.cfg.Logger.Warn("idempotency: a person changed a record", line...)
 	return nil
+}
+
+// Kept says what a record still holds of an outcome, without showing it.
+type Kept string
+
+const (
+	// KeptNothing: there is no outcome, because the record is not completed.
+	KeptNothing Kept = ""
+	// KeptResult: the result, as it was given.
+	KeptResult Kept = "result"
+	// KeptSealed: the result, encrypted ([SealResult]).
+	KeptSealed Kept = "sealed"
+	// KeptRefusal: a final refusal; its code is [Record.RefusalCode].
+	KeptRefusal Kept = "refusal"
+	// KeptOmitted: that the work was done, and by the policy or for its size not what came of it.
+	KeptOmitted Kept = "omitted"
+	// KeptErased: that there was an outcome. It was erased, or buried as a tombstone when the record had expired.
+	KeptErased Kept = "erased"
+)
+
+// Kept says what the record still holds of its outcome.
+func (r *Record) Kept() Kept {
+	switch {
+	case r.State != Completed:
+		return KeptNothing
+	case r.ResultType == tombstoneType:
+		return KeptErased
+	case r.ResultType == omittedType:
+		return KeptOmitted
+	case r.Outcome == Refusal:
+		return KeptRefusal
+	case strings.HasPrefix(r.ResultType, sealedForm+"/"):
+		return KeptSealed
+	}
+	return KeptResult
+}
+
+// RefusalCode is the application's code of the refusal that the record holds; "" where it holds none, or none that can be read.
+func (r *Record) RefusalCode() string {
+	if r.Kept() != KeptRefusal {
+		return ""
+	}
+	refused, _, err := decodeRefusal("", r.Result)
+	if err != nil {
+		return ""
+	}
+	return refused.RefusalCode
 }
 
 // OperationState says how far an operation has come.
@@ -217,7 +273,7 @@ type Operation struct {
 // scope alone; whether the caller may still see the result of the command is for the application's guards, which the caller of
 // FindOperation has to ask.
 func FindOperation(ctx context.Context, store Store, operationID string) (*Operation, error) {
-	id, ok := parseOperation(operationID)
+	id, ok := ParseOperation(operationID)
 	scope := requestctx.From(ctx).Scope()
 	if !ok || scope.Client == "" {
 		return nil, nil
@@ -239,18 +295,28 @@ func FindOperation(ctx context.Context, store Store, operationID string) (*Opera
 		op.State = OperationInProgress
 	case rec.Expired:
 		return nil, nil
-	case rec.State != Completed:
-	case rec.ResultType == omittedType, rec.ResultType == tombstoneType:
+	case rec.State == Completed:
+		if err := op.completed(&rec.Record); err != nil {
+			return nil, err
+		}
+	}
+	return op, nil
+}
+
+// completed fills in what came of it.
+func (op *Operation) completed(rec *Record) (err error) {
+	switch rec.Kept() {
+	case KeptOmitted, KeptErased:
 		op.State = OperationGone
-	case rec.Outcome == Refusal:
+	case KeptRefusal:
 		if op.Refusal, _, err = decodeRefusal(op.Command, rec.Result); err != nil {
-			return nil, &ResultError{Command: op.Command, Stored: true, Err: err}
+			return &ResultError{Command: op.Command, Stored: true, Err: err}
 		}
 		op.State = OperationRefused
-	case strings.HasPrefix(rec.ResultType, sealedForm+"/"):
+	case KeptSealed:
 		op.State, op.Sealed = OperationCompleted, true
 	default:
 		op.State, op.Result = OperationCompleted, json.RawMessage(rec.Result)
 	}
-	return op, nil
+	return nil
 }

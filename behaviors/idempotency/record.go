@@ -65,8 +65,9 @@ func (id *ID) mask() {
 	}
 }
 
-// parseOperation reads what [ID.Operation] has written.
-func parseOperation(s string) (id ID, ok bool) {
+// ParseOperation reads the record's id out of what [ID.Operation] has written. Most texts in the form of a UUID can be read so: that one
+// was gives no word on whether there is such a record, nor on who may see it.
+func ParseOperation(s string) (id ID, ok bool) {
 	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' || s != strings.ToLower(s) {
 		return id, false
 	}
