@@ -31,6 +31,7 @@ func rooms() map[string][]string {
 		"requestctx/httpedge":                  {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency", "github.com/rs/cors"},
 		"requestctx/client":                    {"requestctx", "requestctx/internal/*", "github.com/google/uuid"},
 		"requestctx/browser":                   {},
+		"requestctx/browser/browsertest":       {"testing", "github.com/chromedp/chromedp", "github.com/chromedp/cdproto/*"}, // for tests alone
 		"requestctx/*":                         {"bus", "requestctx", "requestctx/internal/*", "behaviors/validation", "behaviors/idempotency"},
 		"requestctx/msgedge/watermilledge":     {"bus", "requestctx", "requestctx/internal/*", "requestctx/msgedge", "behaviors/idempotency", "github.com/ThreeDotsLabs/watermill", "github.com/ThreeDotsLabs/watermill/message"},
 		"behaviors/internal/*":                 {},
@@ -38,6 +39,7 @@ func rooms() map[string][]string {
 		"behaviors/validation":                 {"bus", "requestctx", "github.com/go-playground/validator/v10"},
 		"behaviors/telemetry":                  {"bus", "requestctx", "behaviors/internal/*", "go.opentelemetry.io/otel/*", "go.opentelemetry.io/otel/*/*"},
 		"behaviors/idempotency":                {"bus", "requestctx", "go.uber.org/zap"}, // for what a person and the purger do, in the log of the dispatches
+		"behaviors/idempotency/console":        {"behaviors/idempotency", "requestctx"},
 		"behaviors/idempotency/storetest":      {"bus", "requestctx", "behaviors/idempotency", "testing"},
 		"behaviors/idempotency/internal/*":     {"bus", "requestctx", "behaviors/idempotency", "testing", "go.uber.org/zap", "github.com/anishathalye/porcupine"}, // for tests alone
 		"behaviors/idempotency/memstore":       {"behaviors/idempotency", "testing"},
@@ -66,7 +68,7 @@ func forTests() []string {
 		"github.com/ThreeDotsLabs/watermill/pubsub/gochannel", "github.com/ThreeDotsLabs/watermill/components/forwarder",
 		"go.opentelemetry.io/otel/*", "go.opentelemetry.io/otel/*/*", "go.opentelemetry.io/otel/*/*/*", "github.com/prometheus/client_golang/prometheus", "github.com/prometheus/client_golang/prometheus/*",
 		"registry/vet", "golang.org/x/tools/go/analysis", "golang.org/x/tools/go/analysis/analysistest",
-		"github.com/chromedp/chromedp", "github.com/chromedp/cdproto/*",
+		"github.com/chromedp/chromedp", "github.com/chromedp/chromedp/kb", "github.com/chromedp/cdproto/*",
 	}
 }
 
@@ -229,6 +231,7 @@ func TestAWrongImportIsFound(t *testing.T) {
 		{"behaviors/idempotency/sqlitestore/x_test.go", "modernc.org/sqlite", ""},
 		{"registry/x.go", module + "behaviors/idempotency", ""},
 		{"registry/x_test.go", module + "behaviors/idempotency/pgstore", ""},
+		{"behaviors/idempotency/console/x_test.go", module + "requestctx/browser/browsertest", ""},
 		{"examples/checkout/x.go", "modernc.org/sqlite", ""},
 		{"examples/checkout/x.go", module + "behaviors/idempotency/sqlitestore", ""},
 	} {

@@ -29,7 +29,7 @@ func ExampleFrom() {
 	handler := func(ctx context.Context) {
 		req := requestctx.From(ctx) // nil where there is no request, and usable all the same
 		req.SetExternalRef("auth-77")
-		req.Add("draft_order_id", "d-12")
+		req.Add("basket_id", "b-12")
 	}
 
 	ctx, req := requestctx.New(context.Background(), requestctx.Values{})
@@ -37,7 +37,7 @@ func ExampleFrom() {
 	fmt.Println(req.ExternalRef(), req.Attributes())
 
 	handler(context.Background())
-	// Output: auth-77 [{draft_order_id d-12}]
+	// Output: auth-77 [{basket_id b-12}]
 }
 
 func ExampleParseKey() {
@@ -77,6 +77,14 @@ func ExampleRequest_SetTenant() {
 	req.SetTenant("company-1/organisation-7")
 	fmt.Println(req.Scope())
 	// Output: {acme-erp company-1/organisation-7}
+}
+
+// An edge that learns from the body which draft it is about says so between decoding and dispatch, and support finds the record by it.
+func ExampleRequest_SetDraftID() {
+	_, req := requestctx.New(context.Background(), requestctx.Values{})
+	req.SetDraftID("draft-12")
+	fmt.Println(req.DraftID())
+	// Output: draft-12
 }
 
 // An archive keeps the hash of the body as it came; it goes to the log line too.

@@ -53,6 +53,9 @@ type Values struct {
 	// ExternalRef is a reference that support searches by, such as an authorisation id (rule see-1). A handler may set
 	// it later with [Request.SetExternalRef].
 	ExternalRef string
+	// DraftID is the draft that the request is about, such as an order that is not placed yet: the other name by which support
+	// finds an intent (rule see-1). An edge that learns it from the command sets it with [Request.SetDraftID].
+	DraftID string
 }
 
 // State is what the idempotency stage made of a dispatch.
@@ -124,6 +127,7 @@ type Request struct {
 	bodySHA256  string
 	outcome     Outcome
 	externalRef string
+	draftID     string
 	attrs       []Attribute
 }
 
@@ -138,7 +142,7 @@ func New(ctx context.Context, v Values) (context.Context, *Request) {
 	if v.KeyErr != nil {
 		v.Key = Key{}
 	}
-	r := &Request{v: v, tenant: v.Scope.Tenant, externalRef: v.ExternalRef}
+	r := &Request{v: v, tenant: v.Scope.Tenant, externalRef: v.ExternalRef, draftID: v.DraftID}
 	return context.WithValue(ctx, contextKey{}, r), r
 }
 
@@ -282,7 +286,29 @@ func (r *Request) SetExternalRef(ref string) {
 	r.externalRef = ref
 }
 
-// Add puts a name and a value on the log line, such as "draft_order_id"; the same name again replaces the value. At most
+// DraftID is the draft that the request is about.
+func (r *Request) DraftID() string {
+	if r == nil {
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.draftID
+}
+
+// SetDraftID says which draft the request is about, for an edge that learns it from the command: after decoding and before the
+// dispatch. It goes to the log line and into the record, where support finds it even while the work is going on or was not done; during
+// a dispatch it comes too late for the record. It must be an id and no personal data. It is no part of scope or fingerprint.
+func (r *Request) SetDraftID(id string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.draftID = id
+}
+
+// Add puts a name and a value on the log line, such as "basket_id"; the same name again replaces the value. At most
 // sixteen names are kept, further ones are dropped. Only add what may be read in a log for years: ids, never personal
 // data, never a secret (rule see-1).
 func (r *Request) Add(name, value string) {

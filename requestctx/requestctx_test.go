@@ -71,11 +71,12 @@ func TestFromAnEmptyContextIsNilAndANilRequestKnowsNothing(t *testing.T) {
 	if r != nil {
 		t.Fatalf("From = %v", r)
 	}
-	r.Add("draft_order_id", "d1")
+	r.Add("basket_id", "b1")
 	r.SetExternalRef("auth-1")
+	r.SetDraftID("d1")
 	r.Report(requestctx.Outcome{State: requestctx.StateExecuted})
 	if r.ID() != "" || !r.Key().IsZero() || r.KeyErr() != nil || r.Scope() != (requestctx.Scope{}) || r.Source() != "" || r.Resource() != nil ||
-		r.ExternalRef() != "" || r.Attributes() != nil || r.Outcome() != (requestctx.Outcome{}) {
+		r.ExternalRef() != "" || r.DraftID() != "" || r.Attributes() != nil || r.Outcome() != (requestctx.Outcome{}) {
 		t.Error("a nil request knows something")
 	}
 }
@@ -86,6 +87,7 @@ func TestNewHidesTheRequestOfTheOuterContextAndDoesNotChangeIt(t *testing.T) {
 	innerCtx, inner := requestctx.New(outerCtx, requestctx.Values{ID: "inner"})
 	inner.Add("step", "2")
 	inner.SetExternalRef("auth-2")
+	inner.SetDraftID("d-2")
 	inner.Report(requestctx.Outcome{State: requestctx.StateReplayed, Replayed: true})
 	if requestctx.From(innerCtx) != inner || requestctx.From(outerCtx) != outer {
 		t.Fatal("a context gives the other's request")
@@ -93,7 +95,7 @@ func TestNewHidesTheRequestOfTheOuterContextAndDoesNotChangeIt(t *testing.T) {
 	if !inner.Key().IsZero() {
 		t.Errorf("the inner request took the outer key %q", inner.Key())
 	}
-	if outer.ExternalRef() != "" || outer.Attributes() != nil || outer.Outcome() != (requestctx.Outcome{}) || outer.ID() != "outer" {
+	if outer.ExternalRef() != "" || outer.DraftID() != "" || outer.Attributes() != nil || outer.Outcome() != (requestctx.Outcome{}) || outer.ID() != "outer" {
 		t.Error("the outer request was changed")
 	}
 }
@@ -181,6 +183,21 @@ func TestSetExternalRefReplacesTheEdges(t *testing.T) {
 	}
 }
 
+func TestSetDraftIDReplacesTheEdges_see1(t *testing.T) {
+	t.Parallel()
+	_, r := requestctx.New(t.Context(), requestctx.Values{DraftID: "from-the-edge"})
+	if got := r.DraftID(); got != "from-the-edge" {
+		t.Errorf("DraftID = %q", got)
+	}
+	r.SetDraftID("d-1")
+	if got := r.DraftID(); got != "d-1" {
+		t.Errorf("DraftID = %q", got)
+	}
+	if r.ExternalRef() != "" || r.Attributes() != nil {
+		t.Errorf("the draft is a reference %q or an attribute %v as well", r.ExternalRef(), r.Attributes())
+	}
+}
+
 // The race detector is what this test is for.
 func TestARequestIsUsedFromManyGoroutinesAtOnce(t *testing.T) {
 	t.Parallel()
@@ -192,6 +209,7 @@ func TestARequestIsUsedFromManyGoroutinesAtOnce(t *testing.T) {
 			for j := range 100 {
 				r.Add(fmt.Sprintf("id_%d", (i+j)%24), "v")
 				r.SetExternalRef("auth-1")
+				r.SetDraftID("d-1")
 				r.Report(requestctx.Outcome{State: requestctx.StateExecuted, OriginalRequestID: r.ID()})
 				if o := r.Outcome(); o.State != requestctx.StateExecuted || o.OriginalRequestID != r.ID() {
 					t.Errorf("a torn outcome: %+v", o)
@@ -199,7 +217,7 @@ func TestARequestIsUsedFromManyGoroutinesAtOnce(t *testing.T) {
 				if n := len(r.Attributes()); n == 0 || n > 16 {
 					t.Errorf("%d attributes", n)
 				}
-				if r.ExternalRef() != "auth-1" || r.Key().IsZero() {
+				if r.ExternalRef() != "auth-1" || r.DraftID() != "d-1" || r.Key().IsZero() {
 					t.Error("a value was lost")
 				}
 			}

@@ -1,9 +1,11 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,13 +40,33 @@ func NewAdmin(cfg AdminConfig) (*Admin, error) {
 // maxFound bounds what a search gives.
 const maxFound = 100
 
-// Find gives the records that a search asks for, the youngest first and at most 100. A search by key or external reference reads the
+// Find gives the records that a search asks for, the youngest first and at most 100. All but a search by id read the
 // whole table unless the database has an index for it; pgstore and sqlitestore say how to make one.
 func (a *Admin) Find(ctx context.Context, q Search) ([]Stored, error) {
-	if q.ID == (ID{}) && q.Key == "" && q.ExternalRef == "" {
-		return nil, errors.New("idempotency: a search needs an id, a key or an external reference")
+	if q.IsZero() {
+		return nil, errors.New("idempotency: a search needs an id, a key, an external reference, a draft, a request id, or what is stuck")
 	}
 	return a.cfg.Store.Find(ctx, q, maxFound)
+}
+
+// Count counts all records by operation, state, whether they are stuck, and whether they have expired; in that order. It reads the
+// whole table: give ctx a deadline.
+func (a *Admin) Count(ctx context.Context) ([]Count, error) {
+	counts, err := a.cfg.Store.Count(ctx)
+	slices.SortFunc(counts, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(a.Operation, b.Operation), cmp.Compare(a.State, b.State), compareBools(a.Stuck, b.Stuck), compareBools(a.Expired, b.Expired))
+	})
+	return counts, err
+}
+
+func compareBools(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
 
 // Get gives the record of a scope, or nil.
@@ -54,7 +76,7 @@ func (a *Admin) Get(ctx context.Context, s Scope) (*Stored, error) {
 		return nil, err
 	}
 	if found[0].Scope != s {
-		return nil, &RecordError{Command: commandOf(s.Operation)}
+		return nil, &RecordError{Command: s.Command()}
 	}
 	return &found[0], nil
 }
@@ -65,6 +87,9 @@ type Intervention struct {
 	By string
 	// Reason is why. It must be set, and is logged; it must hold no secret and no personal data.
 	Reason string
+	// Seen is the attempt that the person saw in the record ([Record.Attempt]) when the decision was made, which may be minutes ago. A record
+	// that another attempt has taken or changed since is refused. Zero: only what changes while the record is being changed is found.
+	Seen AttemptID
 	// LiveLease allows [Admin.Release] to take the key from an attempt whose lease is not over. Such an attempt is most likely at
 	// work: what it does outside is done, and what it writes is refused.
 	LiveLease bool
@@ -103,7 +128,7 @@ func (a *Admin) Release(ctx context.Context, id ID, i Intervention) error {
 	return a.change(ctx, action, rec, i, a.cfg.Store.Free)
 }
 
-// Erase takes the result and the external reference out of a record, for a request to be forgotten. Key and hash stay, so that
+// Erase takes the result, the external reference and the draft out of a record, for a request to be forgotten. Key and hash stay, so that
 // the intent is not done again: until the record has expired and is purged, its key is answered with an [*ExpiredError]. A record in progress is
 // refused. What other tables hold is the application's to erase.
 func (a *Admin) Erase(ctx context.Context, id ID, i Intervention) error {
@@ -129,8 +154,14 @@ func (a *Admin) intervene(ctx context.Context, action string, id ID, i Intervent
 	if len(found) == 0 {
 		return nil, &AdminError{action, "there is no such record"}
 	}
+	if i.Seen != (AttemptID{}) && i.Seen != found[0].Attempt {
+		return nil, &AdminError{action, changed}
+	}
 	return &found[0], nil
 }
+
+// changed is said where the record is not the one that was looked at.
+const changed = "the record has changed since it was read; look again"
 
 func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Intervention, do func(context.Context, ID, AttemptID) (bool, error)) error {
 	done, err := do(ctx, rec.ID, rec.Attempt)
@@ -138,17 +169,64 @@ func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Interv
 		zap.String("action", action), zap.String("by", i.By), zap.String("reason", i.Reason),
 		zap.String("tenant", rec.Scope.Tenant), zap.String("client", rec.Scope.Client), zap.String("operation", rec.Scope.Operation),
 		zap.String("key", rec.Scope.Key), zap.String("state", string(rec.State)), zap.Int("attempts", rec.Attempts),
-		zap.String("external_ref", rec.ExternalRef), zap.Bool("live_lease", rec.LeaseLeft > 0),
+		zap.String("external_ref", rec.ExternalRef), zap.String("draft_id", rec.DraftID), zap.Bool("live_lease", rec.LeaseLeft > 0),
 	}
 	switch {
 	case err != nil:
 		a.cfg.Logger.Error("idempotency: an intervention failed", append(line, zap.Error(err))...)
 		return err
 	case !done:
-		return &AdminError{action, "the record has changed since it was read; look again"}
+		return &AdminError{action, changed}
 	}
 	a.cfg.Logger.Warn("idempotency: a person changed a record", line...)
 	return nil
+}
+
+// Kept says what a record still holds of an outcome, without showing it.
+type Kept string
+
+const (
+	// KeptNothing: there is no outcome, because the record is not completed.
+	KeptNothing Kept = ""
+	// KeptResult: the result, as it was given.
+	KeptResult Kept = "result"
+	// KeptSealed: the result, encrypted ([SealResult]).
+	KeptSealed Kept = "sealed"
+	// KeptRefusal: a final refusal; its code is [Record.RefusalCode].
+	KeptRefusal Kept = "refusal"
+	// KeptOmitted: that the work was done, and by the policy or for its size not what came of it.
+	KeptOmitted Kept = "omitted"
+	// KeptErased: that there was an outcome. It was erased, or buried as a tombstone when the record had expired.
+	KeptErased Kept = "erased"
+)
+
+// Kept says what the record still holds of its outcome.
+func (r *Record) Kept() Kept {
+	switch {
+	case r.State != Completed:
+		return KeptNothing
+	case r.ResultType == tombstoneType:
+		return KeptErased
+	case r.ResultType == omittedType:
+		return KeptOmitted
+	case r.Outcome == Refusal:
+		return KeptRefusal
+	case strings.HasPrefix(r.ResultType, sealedForm+"/"):
+		return KeptSealed
+	}
+	return KeptResult
+}
+
+// RefusalCode is the application's code of the refusal that the record holds; "" where it holds none, or none that can be read.
+func (r *Record) RefusalCode() string {
+	if r.Kept() != KeptRefusal {
+		return ""
+	}
+	refused, _, err := decodeRefusal("", r.Result)
+	if err != nil {
+		return ""
+	}
+	return refused.RefusalCode
 }
 
 // OperationState says how far an operation has come.
@@ -195,7 +273,7 @@ type Operation struct {
 // scope alone; whether the caller may still see the result of the command is for the application's guards, which the caller of
 // FindOperation has to ask.
 func FindOperation(ctx context.Context, store Store, operationID string) (*Operation, error) {
-	id, ok := parseOperation(operationID)
+	id, ok := ParseOperation(operationID)
 	scope := requestctx.From(ctx).Scope()
 	if !ok || scope.Client == "" {
 		return nil, nil
@@ -209,7 +287,7 @@ func FindOperation(ctx context.Context, store Store, operationID string) (*Opera
 	}
 	rec := found[0]
 	op := &Operation{
-		ID: operationID, Command: commandOf(rec.Scope.Operation), State: OperationUnknown,
+		ID: operationID, Command: rec.Scope.Command(), State: OperationUnknown,
 		OriginalRequestID: rec.OriginRequestID, ExternalRef: rec.ExternalRef, CreatedAt: rec.CreatedAt,
 	}
 	switch {
@@ -217,21 +295,28 @@ func FindOperation(ctx context.Context, store Store, operationID string) (*Opera
 		op.State = OperationInProgress
 	case rec.Expired:
 		return nil, nil
-	case rec.State != Completed:
-	case rec.ResultType == omittedType, rec.ResultType == tombstoneType:
-		op.State = OperationGone
-	case rec.Outcome == Refusal:
-		if op.Refusal, _, err = decodeRefusal(op.Command, rec.Result); err != nil {
-			return nil, &ResultError{Command: op.Command, Stored: true, Err: err}
+	case rec.State == Completed:
+		if err := op.completed(&rec.Record); err != nil {
+			return nil, err
 		}
-		op.State = OperationRefused
-	case strings.HasPrefix(rec.ResultType, sealedForm+"/"):
-		op.State, op.Sealed = OperationCompleted, true
-	default:
-		op.State, op.Result = OperationCompleted, json.RawMessage(rec.Result)
 	}
 	return op, nil
 }
 
-// commandOf is the command's name in a record's operation.
-func commandOf(operation string) string { return operation[strings.LastIndexByte(operation, ' ')+1:] }
+// completed fills in what came of it.
+func (op *Operation) completed(rec *Record) (err error) {
+	switch rec.Kept() {
+	case KeptOmitted, KeptErased:
+		op.State = OperationGone
+	case KeptRefusal:
+		if op.Refusal, _, err = decodeRefusal(op.Command, rec.Result); err != nil {
+			return &ResultError{Command: op.Command, Stored: true, Err: err}
+		}
+		op.State = OperationRefused
+	case KeptSealed:
+		op.State, op.Sealed = OperationCompleted, true
+	default:
+		op.State, op.Result = OperationCompleted, json.RawMessage(rec.Result)
+	}
+	return nil
+}

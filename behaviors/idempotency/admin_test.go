@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -285,7 +286,7 @@ func TestGetAndFindShowRecords_see1(t *testing.T) {
 	b := newBench()
 	d := newDesk(t, b.stub)
 	v := keyed(t, "key-00000001")
-	v.ExternalRef = "auth-4711"
+	v.ID, v.ExternalRef, v.DraftID = "request-1", "auth-4711", "draft-7"
 	ended[hurried](t, b, v, idempotency.Completed)
 	scope := idempotency.Scope{Tenant: "t", Client: "c", Operation: "POST /pay test.charge", Key: "key-00000001"}
 	got, err := d.Get(t.Context(), scope)
@@ -295,7 +296,9 @@ func TestGetAndFindShowRecords_see1(t *testing.T) {
 	if got, err := d.Get(t.Context(), idempotency.Scope{Key: "key-00000001"}); got != nil || err != nil {
 		t.Errorf("%+v, %v", got, err)
 	}
-	for name, q := range map[string]idempotency.Search{"id": {ID: scope.ID()}, "key": {Key: "key-00000001"}, "reference": {ExternalRef: "auth-4711"}, "key and client": {Key: "key-00000001", Client: &scope.Client}} {
+	for name, q := range map[string]idempotency.Search{"id": {ID: scope.ID()}, "key": {Key: "key-00000001"}, "reference": {ExternalRef: "auth-4711"},
+		"draft": {DraftID: "draft-7"}, "request id": {RequestID: "request-1"}, "draft and request id": {DraftID: "draft-7", RequestID: "request-1"},
+		"key and client": {Key: "key-00000001", Client: &scope.Client}} {
 		if found, err := d.Find(t.Context(), q); err != nil || len(found) != 1 || found[0].ID != scope.ID() {
 			t.Errorf("by %s: %+v, %v", name, found, err)
 		}
@@ -304,8 +307,12 @@ func TestGetAndFindShowRecords_see1(t *testing.T) {
 	if found, err := d.Find(t.Context(), idempotency.Search{Key: "key-00000001", Client: &other}); err != nil || len(found) != 0 {
 		t.Errorf("%+v, %v", found, err)
 	}
-	if _, err := d.Find(t.Context(), idempotency.Search{Client: &scope.Client}); err == nil {
-		t.Error("a search for nothing is made")
+	if found, err := d.Find(t.Context(), idempotency.Search{Stuck: true}); err != nil || len(found) != 0 {
+		t.Errorf("stuck: %+v, %v", found, err)
+	}
+	if _, err := d.Find(t.Context(), idempotency.Search{Client: &scope.Client}); err == nil || err.Error() !=
+		"idempotency: a search needs an id, a key, an external reference, a draft, a request id, or what is stuck" {
+		t.Errorf("a search for nothing: %v", err)
 	}
 	rec := b.only(t)
 	rec.Record.Scope.Client = other
@@ -321,6 +328,65 @@ func TestGetAndFindShowRecords_see1(t *testing.T) {
 	}
 	if lines := d.logs.All(); len(lines) != 0 {
 		t.Errorf("looking is logged: %+v", lines)
+	}
+}
+
+// tallied is a store whose records are counted as it says.
+type tallied struct {
+	idempotency.Store
+	counts []idempotency.Count
+	err    error
+}
+
+func (c tallied) Count(context.Context) ([]idempotency.Count, error) {
+	return slices.Clone(c.counts), c.err
+}
+
+func TestCountsComeInOneOrderWhateverTheStoresIs(t *testing.T) {
+	t.Parallel()
+	ordered := []idempotency.Count{
+		{Operation: "a", State: idempotency.Completed, Records: 9},
+		{Operation: "a", State: idempotency.Completed, Expired: true, Records: 1},
+		{Operation: "a", State: idempotency.InProgress, Records: 5},
+		{Operation: "a", State: idempotency.InProgress, Expired: true, Records: 7},
+		{Operation: "a", State: idempotency.InProgress, Stuck: true, Records: 2},
+		{Operation: "a", State: idempotency.InProgress, Stuck: true, Expired: true, Records: 3},
+		{Operation: "b", State: idempotency.Completed, Records: 4},
+	}
+	for i := range ordered {
+		counts := slices.Concat(ordered[i:], ordered[:i])
+		slices.Reverse(counts)
+		got, err := newDesk(t, tallied{counts: counts}).Count(t.Context())
+		if err != nil || !slices.Equal(got, ordered) {
+			t.Errorf("%+v comes as %+v, %v", counts, got, err)
+		}
+	}
+	away := errors.New("away")
+	if got, err := newDesk(t, tallied{err: away}).Count(t.Context()); len(got) != 0 || !errors.Is(err, away) {
+		t.Errorf("of a store that is away: %+v, %v", got, err)
+	}
+}
+
+func TestCountCountsWhatIsThereAndLogsNothing(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	d := newDesk(t, b.stub)
+	if got, err := d.Count(t.Context()); err != nil || len(got) != 0 {
+		t.Errorf("of nothing: %+v, %v", got, err)
+	}
+	for _, key := range []string{"key-00000001", "key-00000002"} {
+		s := idempotency.Scope{Client: "c", Operation: "POST /pay test.charge", Key: key}
+		b.mem.Put(s.ID(), idempotency.Record{Scope: s, State: idempotency.InProgress})
+	}
+	got, err := d.Count(t.Context())
+	if err != nil || !slices.Equal(got, []idempotency.Count{{Operation: "POST /pay test.charge", State: idempotency.InProgress, Stuck: true, Records: 2}}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got[0].Command() != "test.charge" {
+		t.Errorf("the command is %q", got[0].Command())
+	}
+	if lines := d.logs.All(); len(lines) != 0 {
+		t.Errorf("counting is logged: %+v", lines)
 	}
 }
 
@@ -505,5 +571,74 @@ func TestOperationOfAnAtomicCommandCanBeFoundWhenItIsDone(t *testing.T) {
 	}
 	if op, err := find(t, b, v, operationID(v)); err != nil || op == nil || op.State != idempotency.OperationCompleted {
 		t.Errorf("%+v, %v", op, err)
+	}
+}
+
+func TestReleaseRefusesARecordThatIsNotAsThePersonSawIt(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	d := newDesk(t, b.stub)
+	v := keyed(t, "key-00000001")
+	ended[hurried](t, b, v, idempotency.InProgress)
+	b.mem.Age(idempotency.DefaultLease)
+	seen := byAyse
+	seen.Seen = b.only(t).Attempt
+	b.then = func(context.Context, int) error { return idempotency.Unknown(errPaper) }
+	if _, err := callOf[hurried](t, b, v, "a"); err == nil { // the same request again takes it over, and it is not known how that ended either
+		t.Fatal("it is done")
+	}
+	b.mem.Age(idempotency.DefaultLease)
+	before := b.only(t)
+	if before.Attempt == seen.Seen || before.LeaseLeft != 0 {
+		t.Fatalf("the record is %+v", before)
+	}
+	d.wantRefused(t, d.Release(t.Context(), before.ID, seen), "release", "has changed")
+	d.wantRefused(t, d.Erase(t.Context(), before.ID, seen), "erase", "has changed")
+	if after := b.only(t); after.State != idempotency.InProgress || after.Attempt != before.Attempt {
+		t.Errorf("the record is %+v", after)
+	}
+	seen.Seen = before.Attempt
+	if err := d.Release(t.Context(), before.ID, seen); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestARecordSaysWhatItStillHolds_see1(t *testing.T) {
+	t.Parallel()
+	refusal := []byte(`{"code":"NO_STOCK","message":"there is none","data":{"secret":1}}`)
+	for name, tc := range map[string]struct {
+		rec  idempotency.Record
+		kept idempotency.Kept
+		code string
+	}{
+		"in progress":     {idempotency.Record{State: idempotency.InProgress}, idempotency.KeptNothing, ""},
+		"failed":          {idempotency.Record{State: idempotency.Failed, ResultType: "tombstone"}, idempotency.KeptNothing, ""},
+		"a result":        {idempotency.Record{State: idempotency.Completed, ResultType: "result/1", Result: refusal}, idempotency.KeptResult, ""},
+		"a sealed one":    {idempotency.Record{State: idempotency.Completed, ResultType: "sealed/1", Result: []byte{1}}, idempotency.KeptSealed, ""},
+		"one left out":    {idempotency.Record{State: idempotency.Completed, ResultType: "omitted"}, idempotency.KeptOmitted, ""},
+		"one erased":      {idempotency.Record{State: idempotency.Completed, ResultType: "tombstone"}, idempotency.KeptErased, ""},
+		"a refusal":       {idempotency.Record{State: idempotency.Completed, Outcome: idempotency.Refusal, ResultType: "refusal/1", Result: refusal}, idempotency.KeptRefusal, "NO_STOCK"},
+		"an erased one":   {idempotency.Record{State: idempotency.Completed, Outcome: idempotency.Refusal, ResultType: "tombstone", Result: refusal}, idempotency.KeptErased, ""},
+		"a damaged one":   {idempotency.Record{State: idempotency.Completed, Outcome: idempotency.Refusal, ResultType: "refusal/1", Result: []byte("?")}, idempotency.KeptRefusal, ""},
+		"refused, failed": {idempotency.Record{State: idempotency.Failed, Outcome: idempotency.Refusal, ResultType: "refusal/1", Result: refusal}, idempotency.KeptNothing, ""},
+	} {
+		if kept, code := tc.rec.Kept(), tc.rec.RefusalCode(); kept != tc.kept || code != tc.code {
+			t.Errorf("%s: it holds %q with the code %q", name, kept, code)
+		}
+	}
+}
+
+func TestParseOperationReadsWhatOperationWrites_rec4(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"key-00000001", "01890a5d-ac96-774b-bcce-b302099a8057"} {
+		id := idempotency.Scope{Client: "c", Key: key}.ID()
+		if got, ok := idempotency.ParseOperation(id.Operation()); !ok || got != id {
+			t.Errorf("%x became %x, %t", id, got, ok)
+		}
+	}
+	for _, s := range []string{"", "4711", "8e03978e-40d5-43e8-bc93-6894a57f932", "8E03978E-40D5-43E8-BC93-6894A57F9324", "8e03978e040d5-43e8-bc93-6894a57f9324", "8e03978e-40d5-43e8-bc93-6894a57f932x"} {
+		if _, ok := idempotency.ParseOperation(s); ok {
+			t.Errorf("%q is read", s)
+		}
 	}
 }

@@ -446,7 +446,7 @@ func (d *dispatch) recorded(done Completion) (answer, error) {
 	d.completed = &Record{
 		Scope: d.claim.Scope, Hash: d.claim.Hash, HashVersion: d.claim.HashVersion, State: Completed, AfterExpiry: d.claim.AfterExpiry,
 		Attempt: d.claim.Attempt, Outcome: done.Outcome, Result: done.Result, ResultType: done.ResultType,
-		OriginRequestID: d.claim.OriginRequestID, ExternalRef: done.ExternalRef,
+		OriginRequestID: d.claim.OriginRequestID, ExternalRef: done.ExternalRef, DraftID: d.claim.DraftID,
 	}
 	d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
 	return d.answerOf(d.completed, true)
@@ -533,6 +533,9 @@ func (d *dispatch) read(rec *Record) (a answer, err error, decided bool) {
 		d.completed = rec
 		if rec.ExternalRef != "" && d.req.ExternalRef() == "" {
 			d.req.SetExternalRef(rec.ExternalRef) // for the log line of the replay (rule see-1)
+		}
+		if rec.DraftID != "" && d.req.DraftID() == "" {
+			d.req.SetDraftID(rec.DraftID)
 		}
 		d.report(requestctx.StateReplayed, rec.OriginRequestID)
 		a, err = d.answerOf(rec, false)

@@ -244,8 +244,8 @@ type Policy struct {
 	Lease time.Duration
 	// Takeover says what becomes of a key whose attempt has died. Zero is [RunAgain].
 	Takeover Takeover
-	// MaxAttempts is how often a key is tried before an [*AttemptsError]. Zero means [DefaultMaxAttempts], a negative value no
-	// bound.
+	// MaxAttempts is how often a key is tried before an [*AttemptsError], at least 2. Zero means [DefaultMaxAttempts], a negative value
+	// no bound. A key that a person releases begins anew with one attempt counted.
 	MaxAttempts int
 	// Duplicate says what a request is told while another attempt runs. Zero is [AnswerInProgress].
 	Duplicate Duplicate
@@ -375,6 +375,9 @@ func (p Policy) validateLease(bad func(format string, args ...any)) {
 	}
 	if p.Duplicate < AnswerInProgress || p.Duplicate > AnswerAccepted {
 		bad("Duplicate %v does not exist; use AnswerInProgress or AnswerAccepted", p.Duplicate)
+	}
+	if p.MaxAttempts == 1 {
+		bad("MaxAttempts is 1: a key that has failed could never run again, not even after a person has released it; use 2 or more, or Takeover Refuse to leave what has died to a person")
 	}
 	if p.MaxAttempts >= math.MaxInt32 {
 		bad("MaxAttempts is %d; use a negative value for no bound", p.MaxAttempts)

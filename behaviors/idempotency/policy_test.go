@@ -92,6 +92,8 @@ func TestT11_T12_PolicyOutOfItsBoundsIsRefused(t *testing.T) {
 		{"a negative lease", idempotency.Policy{Mode: idempotency.Leased, Lease: -1}, "Lease is -1ns", ""},
 		{"unknown takeover", idempotency.Policy{Mode: idempotency.Leased, Takeover: 3}, "takeover(3) does not exist", ""},
 		{"unknown duplicate", idempotency.Policy{Mode: idempotency.Leased, Duplicate: 2}, "duplicate(2) does not exist", ""},
+		{"one attempt, which no release could follow", idempotency.Policy{Mode: idempotency.Leased, MaxAttempts: 1}, "after a person has released it", ""},
+		{"two attempts", idempotency.Policy{Mode: idempotency.Leased, MaxAttempts: 2}, "", ""},
 		{"too many attempts", idempotency.Policy{Mode: idempotency.Leased, MaxAttempts: math.MaxInt32}, "MaxAttempts is 2147483647", ""},
 		{"Leased and strict", idempotency.Policy{Mode: idempotency.Leased, Strict: true}, "Strict is for Mode Atomic", ""},
 		{"Atomic with a lease", idempotency.Policy{Lease: hour}, "for Mode Leased", ""},

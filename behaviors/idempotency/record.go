@@ -23,6 +23,12 @@ type Scope struct {
 	Key string
 }
 
+// Command is the command's name in Operation.
+func (s Scope) Command() string { return commandOf(s.Operation) }
+
+// commandOf is what stands behind the last space.
+func commandOf(operation string) string { return operation[strings.LastIndexByte(operation, ' ')+1:] }
+
 // ID is the primary key of a record: 16 bytes made of its scope.
 type ID [16]byte
 
@@ -59,8 +65,9 @@ func (id *ID) mask() {
 	}
 }
 
-// parseOperation reads what [ID.Operation] has written.
-func parseOperation(s string) (id ID, ok bool) {
+// ParseOperation reads the record's id out of what [ID.Operation] has written. Most texts in the form of a UUID can be read so: that one
+// was gives no word on whether there is such a record, nor on who may see it.
+func ParseOperation(s string) (id ID, ok bool) {
 	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' || s != strings.ToLower(s) {
 		return id, false
 	}
@@ -168,6 +175,8 @@ type Record struct {
 	// OriginRequestID is the request id of the attempt that did the work.
 	OriginRequestID string
 	ExternalRef     string
+	// DraftID is the draft that the request of that attempt was about, or of an earlier one of the key's present life where it said none.
+	DraftID string
 	// Expired is true when the retention is over, judged by the store's clock when it was read.
 	Expired bool
 }
@@ -183,9 +192,11 @@ type Claim struct {
 	Attempt AttemptID
 	// OriginRequestID is this attempt's request id.
 	OriginRequestID string
-	Retention       time.Duration
-	AfterExpiry     AfterExpiry
-	Isolation       Isolation
+	// DraftID is the draft that the request is about, or empty.
+	DraftID     string
+	Retention   time.Duration
+	AfterExpiry AfterExpiry
+	Isolation   Isolation
 	// PriorHash is the fingerprint of the same payload under the contract version of a record that was met. Zero means that there
 	// is none; otherwise a guard that compares hashes lets it pass as well.
 	PriorHash [32]byte
@@ -238,11 +249,13 @@ type Store interface {
 	Lease(ctx context.Context, c Claim) (Lease, *Record, error)
 	// Find gives the records that a search asks for, the youngest first, at most limit of them.
 	Find(ctx context.Context, q Search, limit int) ([]Stored, error)
+	// Count counts all records. It reads the whole table, so the caller bounds it by ctx.
+	Count(ctx context.Context) ([]Count, error)
 	// Free makes a record that is in progress or failed, and whose Attempt is still seen, free for its payload: failed, under a new
 	// random Attempt so that whoever held it can complete it no more, with its lease over and its count of attempts back at 1.
 	// It reports false when there is no such record.
 	Free(ctx context.Context, id ID, seen AttemptID) (bool, error)
-	// Erase takes result and external reference out of a completed or failed record whose Attempt is still seen. A completed one
+	// Erase takes result, external reference and draft out of a completed or failed record whose Attempt is still seen. A completed one
 	// keeps its key and hash as a tombstone until it expires. It reports false when there is no such record.
 	Erase(ctx context.Context, id ID, seen AttemptID) (bool, error)
 	// Purge makes tombstones of expired records whose AfterExpiry says so, and then removes expired records, each at most limit
@@ -305,15 +318,40 @@ type Grant struct {
 	Reused bool
 }
 
-// Search says which records are wanted: by ID, by Key with or without the rest of the scope, or by ExternalRef. Fields that are
-// zero are not compared; at least one of the three must be set.
+// Search says which records are wanted: by ID, by Key with or without the rest of the scope, by ExternalRef, DraftID or RequestID, or
+// because they are Stuck. Fields that are zero are not compared; at least one of these six must be set.
 type Search struct {
 	ID          ID
 	Key         string
 	ExternalRef string
-	// Tenant, Client and Operation narrow the search by Key or ExternalRef. They are compared where they are not nil.
+	DraftID     string
+	// RequestID is the id of the attempt that did the work or does it. Those of replays are not in the records; the log has them.
+	RequestID string
+	// Stuck wants the records in progress whose lease is over, by the store's clock: nobody is at work, and nobody has said how it ended.
+	Stuck bool
+	// Tenant, Client and Operation narrow the search. They are compared where they are not nil.
 	Tenant, Client, Operation *string
 }
+
+// IsZero reports whether a search asks for nothing.
+func (q Search) IsZero() bool {
+	return q.ID == ID{} && q.Key == "" && q.ExternalRef == "" && q.DraftID == "" && q.RequestID == "" && !q.Stuck
+}
+
+// Count is how many records of an operation are in one state.
+type Count struct {
+	// Operation is as in [Scope].
+	Operation string
+	State     RecordState
+	// Stuck is true for those in progress whose lease is over.
+	Stuck bool
+	// Expired is true for those whose retention is over and that no purge has removed yet.
+	Expired bool
+	Records int64
+}
+
+// Command is the command's name in Operation.
+func (c Count) Command() string { return commandOf(c.Operation) }
 
 // Stored is a record with what only people ask for.
 type Stored struct {

@@ -193,3 +193,37 @@ func ExampleScope_ID() {
 	fmt.Println(time.UnixMilli(timeOf(id)).UTC().Format(time.RFC3339)) // the time of the key comes first
 	// Output: 2022-02-22T19:22:22Z
 }
+
+func TestTheCommandIsWhatStandsBehindTheLastSpaceOfAnOperation(t *testing.T) {
+	t.Parallel()
+	for operation, want := range map[string]string{
+		"POST /v1/orders orders.place": "orders.place", "orders.place": "orders.place", "a b c": "c", "ends with a space ": "", "": "",
+	} {
+		if got := (idempotency.Scope{Operation: operation}).Command(); got != want {
+			t.Errorf("the command of a scope with %q is %q, want %q", operation, got, want)
+		}
+		if got := (idempotency.Count{Operation: operation}).Command(); got != want {
+			t.Errorf("the command of a count of %q is %q, want %q", operation, got, want)
+		}
+	}
+}
+
+func TestASearchAsksForSomethingByOneOfSixAndNotByWhatNarrowsIt(t *testing.T) {
+	t.Parallel()
+	text := "x"
+	for name, q := range map[string]idempotency.Search{
+		"nothing": {}, "a tenant": {Tenant: &text}, "a client": {Client: &text}, "an operation": {Operation: &text}, "all three": {Tenant: &text, Client: &text, Operation: &text},
+	} {
+		if !q.IsZero() {
+			t.Errorf("a search for %s asks for something", name)
+		}
+	}
+	for name, q := range map[string]idempotency.Search{
+		"an id": {ID: idempotency.ID{15: 1}}, "a key": {Key: text}, "a reference": {ExternalRef: text}, "a draft": {DraftID: text}, "a request id": {RequestID: text},
+		"what is stuck": {Stuck: true}, "what is stuck of a tenant": {Stuck: true, Tenant: &text},
+	} {
+		if q.IsZero() {
+			t.Errorf("a search for %s asks for nothing", name)
+		}
+	}
+}

@@ -323,7 +323,7 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C, key string) (*di
 		Engine: s.engine, name: s.name, policy: s.policy, req: req,
 		claim: Claim{
 			ID: scope.ID(), Scope: scope, Hash: hash, HashVersion: hashVersion(s.secret.Version, s.policy.Version),
-			Attempt: newAttemptID(), OriginRequestID: storable(req.ID()),
+			Attempt: newAttemptID(), OriginRequestID: storable(req.ID()), DraftID: storable(req.DraftID()),
 			Retention: s.policy.Retention, AfterExpiry: s.policy.AfterExpiry, Isolation: s.policy.Isolation,
 			Lease: s.policy.Lease, MaxAttempts: s.policy.MaxAttempts, NoTakeover: s.policy.Takeover == Refuse, Relaxed: s.policy.RelaxedClaim,
 		},

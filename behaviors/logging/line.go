@@ -148,6 +148,7 @@ func (t *timed) appendTo(to []zap.Field, req *requestctx.Request) []zap.Field {
 	to = text(to, "source", req.Source())
 	to = text(to, "request_id", req.ID())
 	to = text(to, "external_ref", req.ExternalRef())
+	to = text(to, "draft_id", req.DraftID())
 	if t.attrs = req.Attributes(); len(t.attrs) > 0 {
 		to = append(to, zap.Object("attributes", &t.attrs))
 	}

@@ -34,7 +34,7 @@ type Config struct {
 //
 // A line has these fields, each where there is something to say: command (the name, for queries as well), kind (command, query
 // or check), outcome (OK, PANIC or the code that [bus.CodeOf] gives), state and replayed (of marked commands), key,
-// key_error and key_length (of a key that was refused), client, tenant, source, request_id, original_request_id, external_ref,
+// key_error and key_length (of a key that was refused), client, tenant, source, request_id, original_request_id, external_ref, draft_id,
 // reused_expired, detached, attempt (of a Leased command, from the second on), took_over, attributes, duration, error_type, error
 // and log_error. A first attempt is written as well where its key was taken from it while it ran: state and replayed are then
 // those of what it was answered with. The key stands there whole, because support

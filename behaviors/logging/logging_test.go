@@ -203,7 +203,8 @@ func TestSee1_TheWholeStoryStandsOnOneLine(t *testing.T) {
 		handle: func(ctx context.Context, _ place) (placed, error) {
 			req := requestctx.From(ctx)
 			req.SetExternalRef("auth-77")
-			req.Add("draft_order_id", "d-12")
+			req.SetDraftID("d-12")
+			req.Add("basket_id", "b-9")
 			req.Add("operation_id", "op-3")
 			return placed{Order: "o1"}, nil
 		},
@@ -216,13 +217,13 @@ func TestSee1_TheWholeStoryStandsOnOneLine(t *testing.T) {
 	for key, want := range map[string]any{
 		"level": "info", "msg": "command succeeded", "command": "checkout.place", "kind": "command", "outcome": "OK",
 		"state": "executed", "replayed": false, "key": "8e03978e-40d5-43e8-bc93-6894a57f9324", "client": "acme-erp", "tenant": "acme/1",
-		"source": "POST /v1/checkouts", "request_id": "attempt-2", "original_request_id": "attempt-2", "external_ref": "auth-77",
+		"source": "POST /v1/checkouts", "request_id": "attempt-2", "original_request_id": "attempt-2", "external_ref": "auth-77", "draft_id": "d-12",
 	} {
 		if line[key] != want {
 			t.Errorf("%s = %v, want %v", key, line[key], want)
 		}
 	}
-	if got := fmt.Sprint(line["attributes"]); got != "map[draft_order_id:d-12 operation_id:op-3]" {
+	if got := fmt.Sprint(line["attributes"]); got != "map[basket_id:b-9 operation_id:op-3]" {
 		t.Errorf("attributes = %s", got)
 	}
 	if took, ok := line["duration"].(float64); !ok || took < 0 || took > 600 {
@@ -235,6 +236,40 @@ func TestSee1_TheWholeStoryStandsOnOneLine(t *testing.T) {
 	}
 }
 
+// The idempotency stage tells what the record holds of a replay; who asks again need not name it again.
+func TestSee1_TheDraftStandsOnTheLineWhoeverNamedIt(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		named, recorded, want string
+	}{
+		"by the edge":                         {"d-12", "", "d-12"},
+		"by the record that a replay reads":   {"", "d-12", "d-12"},
+		"by nobody":                           {"", "", ""},
+		"by both, and the record comes later": {"d-1", "d-12", "d-12"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var s sink
+			replay := reporting(requestctx.Outcome{State: requestctx.StateReplayed, Replayed: true, OriginalRequestID: "attempt-1"}, false, nil)
+			b := steps{claim: func(ctx context.Context, c2 place, next bus.Handler[place, placed]) (placed, error) {
+				if c.recorded != "" {
+					requestctx.From(ctx).SetDraftID(c.recorded)
+				}
+				return replay(ctx, c2, next)
+			}}.bus(t, newObserver(t, logging.Config{Logger: s.logger()}))
+			ctx, req := request(t)
+			req.SetDraftID(c.named)
+			if _, err := bus.Send(ctx, b, thePlace); err != nil {
+				t.Fatal(err)
+			}
+			line := s.line(t)
+			if draft, stands := line["draft_id"]; stands != (c.want != "") || stands && draft != c.want || line["replayed"] != true {
+				t.Errorf("line = %v", line)
+			}
+		})
+	}
+}
+
 func TestH24_KeyStateReferenceAndDraftOnOneLineAndNoCardDigits(t *testing.T) {
 	t.Parallel()
 	var s sink
@@ -242,15 +277,14 @@ func TestH24_KeyStateReferenceAndDraftOnOneLineAndNoCardDigits(t *testing.T) {
 		claim: reporting(requestctx.Outcome{State: requestctx.StateFreed}, true, nil),
 		handle: func(ctx context.Context, c place) (placed, error) {
 			requestctx.From(ctx).SetExternalRef("auth-77")
-			requestctx.From(ctx).Add("draft_order_id", "d-12")
+			requestctx.From(ctx).SetDraftID("d-12")
 			return placed{}, fmt.Errorf("provider refused %+v", c)
 		},
 	}.bus(t, newObserver(t, logging.Config{Logger: s.logger()}))
 	ctx, _ := request(t)
 	_, _ = bus.Send(ctx, b, thePlace)
 	line := s.line(t)
-	if line["key"] != "8e03978e-40d5-43e8-bc93-6894a57f9324" || line["state"] != "freed" || line["external_ref"] != "auth-77" ||
-		fmt.Sprint(line["attributes"]) != "map[draft_order_id:d-12]" {
+	if line["key"] != "8e03978e-40d5-43e8-bc93-6894a57f9324" || line["state"] != "freed" || line["external_ref"] != "auth-77" || line["draft_id"] != "d-12" {
 		t.Errorf("line = %v", line)
 	}
 	if strings.Contains(s.text(), card[:6]) {
@@ -629,7 +663,7 @@ func TestADispatchWithoutARequestContextIsALineAsWell(t *testing.T) {
 	if line["msg"] != "command succeeded" || line["duration"] == nil {
 		t.Errorf("line = %v", line)
 	}
-	for _, key := range []string{"key", "client", "tenant", "source", "request_id", "external_ref", "attributes"} {
+	for _, key := range []string{"key", "client", "tenant", "source", "request_id", "external_ref", "draft_id", "attributes"} {
 		if v, ok := line[key]; ok {
 			t.Errorf("%s = %v came from nowhere", key, v)
 		}
@@ -686,6 +720,7 @@ func TestTextsAreCut(t *testing.T) {
 	o := newObserver(t, logging.Config{Logger: s.logger(), ErrorText: func(error) string { return strings.Repeat("e", math.MaxUint16) }})
 	b := steps{handle: func(ctx context.Context, _ place) (placed, error) {
 		requestctx.From(ctx).SetExternalRef(strings.Repeat("ç", 300))
+		requestctx.From(ctx).SetDraftID(strings.Repeat("d", 300))
 		requestctx.From(ctx).Add(strings.Repeat("n", 300), strings.Repeat("v", 100_000))
 		return placed{}, &codedError{code: strings.Repeat("C", 300)}
 	}}.bus(t, o)
@@ -694,7 +729,8 @@ func TestTextsAreCut(t *testing.T) {
 	line := s.line(t)
 	for key, want := range map[string]string{
 		"request_id": strings.Repeat("i", 256) + "…", "source": strings.Repeat("s", 256), "external_ref": strings.Repeat("ç", 128) + "…",
-		"outcome": strings.Repeat("C", 256) + "…", "error": strings.Repeat("e", 256) + "…",
+		"draft_id": strings.Repeat("d", 256) + "…",
+		"outcome":  strings.Repeat("C", 256) + "…", "error": strings.Repeat("e", 256) + "…",
 	} {
 		if line[key] != want {
 			t.Errorf("%s = %v", key, line[key])

@@ -31,6 +31,7 @@ import (
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
+	"github.com/tekil-go/tekil/requestctx/browser/browsertest"
 	"github.com/tekil-go/tekil/requestctx/httpedge"
 )
 
@@ -45,7 +46,7 @@ func TestMain(m *testing.M) {
 	mode, child := os.LookupEnv(childEnv)
 	if !child {
 		slog.SetDefault(slog.New(slog.DiscardHandler)) // the edge's own lines
-		goleak.VerifyTestMain(withBrowser{m})
+		goleak.VerifyTestMain(browsertest.M{M: m})
 		return
 	}
 	go func() { // a test that is killed takes its children along: the kernel closes its end of their standard input

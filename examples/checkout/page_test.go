@@ -2,202 +2,86 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"database/sql"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
-	devlog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
-	"github.com/chromedp/cdproto/page"
-	"github.com/chromedp/cdproto/runtime"
-	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+
+	"github.com/tekil-go/tekil/requestctx/browser/browsertest"
 )
 
-// chromium is the one browser of these tests.
-var chromium = sync.OnceValues(func() (context.Context, error) {
-	var path string
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if found, err := exec.LookPath(name); err == nil {
-			path = found
-			break
-		}
-	}
-	if path == "" {
-		return nil, errors.New("these tests need Chromium as \"chromium\" in the PATH; install it and run them again")
-	}
-	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.Flag("headless", "new"))
-	if os.Geteuid() == 0 {
-		options = append(options, chromedp.NoSandbox)
-	}
-	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
-	ctx, cancel := chromedp.NewContext(allocator, chromedp.WithErrorf(func(string, ...any) {}), chromedp.WithLogf(func(string, ...any) {}))
-	endChromium = func() { _ = chromedp.Cancel(ctx); cancel(); end() }
-	return ctx, chromedp.Run(ctx)
-})
-
-var endChromium = func() {}
-
-// withBrowser ends the browser after the tests, before it is looked what they have left behind.
-type withBrowser struct{ *testing.M }
-
-func (m withBrowser) Run() int {
-	defer func() { endChromium() }()
-	return m.M.Run()
-}
-
-// tab is a tab of the browser, and what its console has said.
+// tab is a tab of the browser on a server.
 type tab struct {
+	*browsertest.Tab
 	t    *testing.T
 	d    *database
 	base string
-	own  cdp.BrowserContextID
-	ctx  context.Context
-
-	mu      sync.Mutex
-	console bytes.Buffer
 }
 
 // visit starts a server on d and opens the page in a browser context of its own.
 func visit(t *testing.T, d *database, flags ...string) *tab {
 	t.Helper()
 	server := start(t, append(d.flags(), flags...)...)
-	ctx, err := chromium()
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := target.CreateBrowserContext().WithDisposeOnDetach(true).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := newTab(t, d, server.base, own)
+	p := &tab{browsertest.Open(t), t, d, server.base}
 	p.open()
 	return p
 }
 
-func newTab(t *testing.T, d *database, base string, own cdp.BrowserContextID) *tab {
-	t.Helper()
-	ctx, err := chromium()
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, err := target.CreateTarget("about:blank").WithBrowserContextID(own).WithNewWindow(true).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := chromedp.NewContext(ctx, chromedp.WithTargetID(id))
-	t.Cleanup(cancel)
-	ctx, timeout := context.WithTimeout(ctx, 2*patience)
-	t.Cleanup(timeout)
-	p := &tab{t: t, d: d, base: base, own: own, ctx: ctx}
-	chromedp.ListenTarget(ctx, func(event any) {
-		switch event.(type) {
-		case *runtime.EventConsoleAPICalled, *runtime.EventExceptionThrown, *devlog.EventEntryAdded:
-			text, _ := json.Marshal(event)
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.console.Write(text)
-			if _, thrown := event.(*runtime.EventExceptionThrown); thrown {
-				p.console.WriteString("EXCEPTION")
-			}
-		}
-	})
-	p.run(network.Enable(), devlog.Enable(), runtime.Enable(), chromedp.ActionFunc(func(ctx context.Context) error {
-		_, err := page.AddScriptToEvaluateOnNewDocument(`window.violations = [];
-			addEventListener("securitypolicyviolation", (e) => window.violations.push(e.violatedDirective + " " + e.blockedURI));`).Do(ctx)
-		return err
-	}))
-	return p
-}
-
-func (p *tab) run(actions ...chromedp.Action) {
-	p.t.Helper()
-	if err := chromedp.Run(p.ctx, actions...); err != nil {
-		p.t.Fatal(err)
-	}
-}
+// beside is another tab in the same browser context.
+func (p *tab) beside() *tab { return &tab{p.Beside(), p.t, p.d, p.base} }
 
 func (p *tab) open() {
 	p.t.Helper()
-	p.run(chromedp.Navigate(p.base + "/"))
+	p.Run(chromedp.Navigate(p.base + "/"))
 	p.ready()
 }
 
 func (p *tab) reload() {
 	p.t.Helper()
-	p.run(chromedp.Reload())
+	p.Run(chromedp.Reload())
 	p.ready()
 }
 
 func (p *tab) ready() {
 	p.t.Helper()
-	p.wait(`document.querySelector("#pay")?.disabled === false`)
-}
-
-// wait polls, because a page that is left takes whatever waits in it along.
-func (p *tab) wait(expression string) {
-	p.t.Helper()
-	deadline := time.Now().Add(patience)
-	for range time.Tick(20 * time.Millisecond) {
-		var ok bool
-		err := chromedp.Run(p.ctx, chromedp.Evaluate("Boolean("+expression+")", &ok))
-		if ok && err == nil {
-			return
-		}
-		if time.Now().After(deadline) || p.ctx.Err() != nil {
-			p.t.Fatalf("%s: %v; the page says %q", expression, err, p.eval("document.body.innerText"))
-		}
-	}
-}
-
-func (p *tab) eval(expression string) string {
-	p.t.Helper()
-	var out string
-	p.run(chromedp.Evaluate("String("+expression+")", &out))
-	return out
+	p.Wait(`document.querySelector("#pay")?.disabled === false`)
 }
 
 // text is the text of an element.
 func (p *tab) text(selector string) string {
 	p.t.Helper()
-	return p.eval(fmt.Sprintf("document.querySelector(%q).textContent", selector))
+	return p.Eval(fmt.Sprintf("document.querySelector(%q).textContent", selector))
 }
 
 // click clicks an element that is seen.
 func (p *tab) click(selector string) {
 	p.t.Helper()
-	p.run(chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
+	p.Run(chromedp.Click(selector, chromedp.ByQuery, chromedp.NodeVisible))
 }
 
 // says waits for what the person is told at the end.
 func (p *tab) says(text string) {
 	p.t.Helper()
-	p.wait(fmt.Sprintf(`document.querySelector("#status").textContent.includes(%q) && document.querySelector("#checkout").ariaBusy !== "true"`, text))
+	p.Wait(fmt.Sprintf(`document.querySelector("#status").textContent.includes(%q) && document.querySelector("#checkout").ariaBusy !== "true"`, text))
 }
 
 // pay presses the button and waits for what the person is told.
 func (p *tab) pay(says string) {
 	p.t.Helper()
-	p.run(chromedp.Evaluate(`document.querySelector("#status").textContent = ""`, nil)) // what it says may be what it has said before
+	p.Run(chromedp.Evaluate(`document.querySelector("#status").textContent = ""`, nil)) // what it says may be what it has said before
 	p.click("#pay")
 	p.says(says)
 }
 
 func (p *tab) fill(id, value string) {
 	p.t.Helper()
-	p.run(chromedp.Evaluate(fmt.Sprintf(`{
+	p.Run(chromedp.Evaluate(fmt.Sprintf(`{
 		const input = document.getElementById(%q);
 		input.value = %q;
 		input.dispatchEvent(new Event("input", { bubbles: true }));
@@ -207,7 +91,7 @@ func (p *tab) fill(id, value string) {
 // counts waits for what the page shows of its cart.
 func (p *tab) counts(presses, requests, orders int, verdict string) {
 	p.t.Helper()
-	p.wait(fmt.Sprintf(`["presses", "requests", "made", "verdict"].map((id) => document.getElementById(id).textContent).join() === %q`,
+	p.Wait(fmt.Sprintf(`["presses", "requests", "made", "verdict"].map((id) => document.getElementById(id).textContent).join() === %q`,
 		fmt.Sprintf("%d,%d,%d,%s", presses, requests, orders, verdict)))
 }
 
@@ -226,7 +110,7 @@ func (p *tab) served() (n int) {
 // key is the form's key, out of the storage.
 func (p *tab) key() string {
 	p.t.Helper()
-	return p.eval(`JSON.parse(sessionStorage.getItem('tekil ["checkout",null]') ?? "{}").key ?? ""`)
+	return p.Eval(`JSON.parse(sessionStorage.getItem('tekil ["checkout",null]') ?? "{}").key ?? ""`)
 }
 
 // keys are all keys that the database knows.
@@ -259,23 +143,16 @@ func (d *database) kept(t *testing.T, key string) {
 // policy or thrown.
 func (p *tab) sound() {
 	p.t.Helper()
-	seen := p.eval(`document.documentElement.outerHTML + location.href + JSON.stringify(history.state) + document.cookie +
+	seen := p.Eval(`document.documentElement.outerHTML + location.href + JSON.stringify(history.state) + document.cookie +
 		[...document.querySelectorAll("input")].map((i) => i.value)`)
 	_, state := holding(p.t, p.base, "")
-	p.mu.Lock()
-	seen += p.console.String()
-	p.mu.Unlock()
+	seen += p.Console()
 	for _, key := range append(p.d.keys(p.t), p.key()) {
 		if key != "" && (strings.Contains(seen, key) || bytes.Contains(state.body, []byte(key))) {
 			p.t.Errorf("the key %s is shown", masked(key))
 		}
 	}
-	if v := p.eval("window.violations"); v != "" || strings.Contains(seen, "Content Security Policy") {
-		p.t.Errorf("the policy is broken: %s", v)
-	}
-	if strings.Contains(seen, "EXCEPTION") {
-		p.t.Errorf("a script has thrown: %s", p.console.String())
-	}
+	p.Sound()
 }
 
 const placedBefore = "is placed. An earlier try had placed it already."
@@ -292,12 +169,12 @@ func TestPage_LostAnswersAreAskedForAgainAndMakeOneOrder(t *testing.T) {
 			t.Errorf("%d requests have come", n)
 		}
 		d.settles(t, 1)
-		cart := p.eval(`document.querySelector("#cart").value`)
+		cart := p.Eval(`document.querySelector("#cart").value`)
 		for _, where := range []string{"#orders", "#authorizations"} {
-			p.wait(fmt.Sprintf(`document.querySelector("%s tr.mine")?.textContent.includes(%q)`, where, cart))
+			p.Wait(fmt.Sprintf(`document.querySelector("%s tr.mine")?.textContent.includes(%q)`, where, cart))
 		}
 		key := d.keys(t)[0]
-		p.wait(fmt.Sprintf(`document.querySelector("#records").textContent.includes(%[1]q) && document.querySelector("#log").textContent.includes("key=" + %[1]q)`, masked(key)))
+		p.Wait(fmt.Sprintf(`document.querySelector("#records").textContent.includes(%[1]q) && document.querySelector("#log").textContent.includes("key=" + %[1]q)`, masked(key)))
 		p.pay("is placed already. Nothing was sent.")
 		p.counts(2, 5, 1, "5 requests, 1 order: the key did its work.")
 		p.sound()
@@ -308,7 +185,7 @@ func TestPage_LostAnswerThenReloadAndPayIsOneOrder(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		p := visit(t, d)
-		key, cart := p.key(), p.eval(`document.querySelector("#cart").value`)
+		key, cart := p.key(), p.Eval(`document.querySelector("#cart").value`)
 		p.click("#lose-all")
 		p.pay("We do not know whether this went through. Press again")
 		d.settles(t, 1)
@@ -316,7 +193,7 @@ func TestPage_LostAnswerThenReloadAndPayIsOneOrder(t *testing.T) {
 		p.reload()
 		p.says("We do not know whether this went through. Press again")
 		p.sound()
-		if again := p.eval(`document.querySelector("#cart").value`); again != cart || p.key() != key {
+		if again := p.Eval(`document.querySelector("#cart").value`); again != cart || p.key() != key {
 			t.Errorf("after the reload the cart is %s and was %s", again, cart)
 		}
 		p.pay(placedBefore)
@@ -353,24 +230,24 @@ func TestPage_WrongAmountThenCorrectedKeepsTheKey(t *testing.T) {
 		if said := p.text("#amount-error"); !strings.Contains(said, "greater than 0") {
 			t.Errorf("beside the field stands %q", said)
 		}
-		if got := p.eval(`[document.activeElement.id, document.querySelector("#amount").ariaInvalid, document.querySelector("#email").ariaInvalid]`); got != "amount,true,false" {
+		if got := p.Eval(`[document.activeElement.id, document.querySelector("#amount").ariaInvalid, document.querySelector("#email").ariaInvalid]`); got != "amount,true,false" {
 			t.Errorf("the fields are %s", got)
 		}
 		d.holds(t, 0, 0)
 		p.sound()
 		p.fill("amount", "12,5")
-		if p.eval(`document.querySelector("#wrong").checked`) != "false" {
+		if p.Eval(`document.querySelector("#wrong").checked`) != "false" {
 			t.Error("the amount is still said to be wrong")
 		}
 		p.fill("email", "nobody")
 		p.pay("This was not accepted. Correct it and press again.")
-		if got := p.eval(`[document.activeElement.id, document.querySelector("#amount-error").hidden, document.querySelector("#email-error").hidden]`); got != "email,true,false" {
+		if got := p.Eval(`[document.activeElement.id, document.querySelector("#amount-error").hidden, document.querySelector("#email-error").hidden]`); got != "email,true,false" {
 			t.Errorf("the fields are %s", got)
 		}
 		p.fill("email", "")
 		p.fill("amount", "ten")
 		p.click("#pay")
-		p.wait(`document.querySelector("#amount-error").textContent === "Write an amount such as 49.90."`)
+		p.Wait(`document.querySelector("#amount-error").textContent === "Write an amount such as 49.90."`)
 		p.fill("amount", "12,5")
 		p.pay("is placed.")
 		p.counts(3, 3, 1, "3 requests, 1 order: the key did its work.")
@@ -387,13 +264,13 @@ func TestPage_ANewOrderIsANewCartAndANewKey(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		p := visit(t, d)
-		cart := p.eval(`document.querySelector("#cart").value`)
+		cart := p.Eval(`document.querySelector("#cart").value`)
 		p.pay("is placed.")
 		p.counts(1, 1, 1, "1 request, 1 order.")
 		p.click("#new-order")
 		p.counts(0, 0, 0, "Press Pay.")
-		second := p.eval(`document.querySelector("#cart").value`)
-		if second == cart || second == "" || p.text("#status") != "" || p.eval(`document.querySelector("#new-order").hidden`) != "true" {
+		second := p.Eval(`document.querySelector("#cart").value`)
+		if second == cart || second == "" || p.text("#status") != "" || p.Eval(`document.querySelector("#new-order").hidden`) != "true" {
 			t.Errorf("the second cart is %s, the first was %s", second, cart)
 		}
 		p.pay("is placed.")
@@ -417,20 +294,20 @@ func TestPage_TwoTabsAreTwoKeysAndARestoredOneIsOne(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		a := visit(t, d)
-		b := newTab(t, d, a.base, a.own)
+		b := a.beside()
 		b.open()
 		a.click("#lose-all")
 		a.pay("We do not know")
 		b.pay("is placed.")
 		d.settles(t, 2)
 		// A browser that restores a tab restores its storage.
-		c := newTab(t, d, a.base, a.own)
-		c.run(chromedp.Navigate(a.base + "/healthz"))
-		storage := a.eval("JSON.stringify(Object.entries(sessionStorage))")
-		c.run(chromedp.Evaluate("for (const [k, v] of "+storage+") sessionStorage.setItem(k, v)", nil))
+		c := a.beside()
+		c.Run(chromedp.Navigate(a.base + "/healthz"))
+		storage := a.Eval("JSON.stringify(Object.entries(sessionStorage))")
+		c.Run(chromedp.Evaluate("for (const [k, v] of "+storage+") sessionStorage.setItem(k, v)", nil))
 		c.open()
 		c.says("We do not know")
-		if was := a.eval(`document.querySelector("#cart").value`); c.eval(`document.querySelector("#cart").value`) != was || c.key() != a.key() {
+		if was := a.Eval(`document.querySelector("#cart").value`); c.Eval(`document.querySelector("#cart").value`) != was || c.key() != a.key() {
 			t.Error("the restored tab has another cart or key")
 		}
 		c.pay(placedBefore)
@@ -449,16 +326,16 @@ func TestPage_BackAfterSuccessIsANewOrder(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		p := visit(t, d)
-		cart := p.eval(`document.querySelector("#cart").value`)
+		cart := p.Eval(`document.querySelector("#cart").value`)
 		p.pay("is placed.")
-		p.run(chromedp.Navigate(p.base + "/healthz"))
-		p.run(chromedp.Evaluate("history.back()", nil))
+		p.Run(chromedp.Navigate(p.base + "/healthz"))
+		p.Run(chromedp.Evaluate("history.back()", nil))
 		p.ready()
 		p.counts(0, 0, 0, "Press Pay.")
-		if again := p.eval(`document.querySelector("#cart").value`); again == cart || again == "" {
+		if again := p.Eval(`document.querySelector("#cart").value`); again == cart || again == "" {
 			t.Errorf("the cart is %s and was %s", again, cart)
 		}
-		p.run(chromedp.Evaluate(`document.querySelector("#pay").click()`, nil)) // the driver does not find nodes of a page from the cache
+		p.Run(chromedp.Evaluate(`document.querySelector("#pay").click()`, nil)) // the driver does not find nodes of a page from the cache
 		p.says("is placed.")
 		p.counts(1, 1, 1, "1 request, 1 order.")
 		if keys := d.keys(t); len(keys) != 2 || keys[0] == keys[1] {
@@ -474,10 +351,10 @@ func TestPage_OfflineThenOnlineIsOneOrder(t *testing.T) {
 	both(t, func(t *testing.T, d *database) {
 		p := visit(t, d)
 		key := p.key()
-		p.run(network.EmulateNetworkConditions(true, 0, -1, -1))
+		p.Run(network.EmulateNetworkConditions(true, 0, -1, -1))
 		p.pay("We do not know")
 		d.holds(t, 0, 0)
-		p.run(network.EmulateNetworkConditions(false, 0, -1, -1))
+		p.Run(network.EmulateNetworkConditions(false, 0, -1, -1))
 		p.pay("is placed.")
 		p.counts(2, 6, 1, "6 requests, 1 order: the key did its work.")
 		d.kept(t, key)
@@ -525,7 +402,7 @@ func TestPage_EditedAfterALostAnswerIsToldAndStartingOverIsANewOrder(t *testing.
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		p := visit(t, d)
-		cart := p.eval(`document.querySelector("#cart").value`)
+		cart := p.Eval(`document.querySelector("#cart").value`)
 		p.click("#lose-all")
 		p.pay("We do not know")
 		p.click("#lose-all")
@@ -535,7 +412,7 @@ func TestPage_EditedAfterALostAnswerIsToldAndStartingOverIsANewOrder(t *testing.
 		d.settles(t, 1)
 		p.click("#start-over")
 		p.counts(0, 0, 0, "Press Pay.")
-		if again := p.eval(`document.querySelector("#cart").value`); again == cart {
+		if again := p.Eval(`document.querySelector("#cart").value`); again == cart {
 			t.Error("the cart is the same")
 		}
 		p.pay("is placed.")
@@ -549,27 +426,27 @@ func TestPage_TheKeyboardIsEnough(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		p := visit(t, d)
-		p.run(chromedp.Evaluate(`document.querySelector("#cart").focus()`, nil))
+		p.Run(chromedp.Evaluate(`document.querySelector("#cart").focus()`, nil))
 		var order []string
 		for range 9 {
-			p.run(chromedp.KeyEvent(kb.Tab))
-			order = append(order, p.eval("document.activeElement.id"))
+			p.Run(chromedp.KeyEvent(kb.Tab))
+			order = append(order, p.Eval("document.activeElement.id"))
 		}
 		if want := "amount email pay lose lose-all slow double wrong keyed"; strings.Join(order, " ") != want {
 			t.Errorf("the order is %v", order)
 		}
-		p.run(chromedp.KeyEvent(" "))
-		if p.eval(`document.querySelector("#keyed").checked`) != "false" {
+		p.Run(chromedp.KeyEvent(" "))
+		if p.Eval(`document.querySelector("#keyed").checked`) != "false" {
 			t.Error("the switch did not move")
 		}
-		p.run(chromedp.KeyEvent(" "), chromedp.Evaluate(`document.querySelector("#amount").focus()`, nil), chromedp.KeyEvent(kb.Enter))
+		p.Run(chromedp.KeyEvent(" "), chromedp.Evaluate(`document.querySelector("#amount").focus()`, nil), chromedp.KeyEvent(kb.Enter))
 		p.says("is placed.")
 		p.counts(1, 1, 1, "1 request, 1 order.")
-		p.run(chromedp.Evaluate(`document.querySelector("#pay").focus()`, nil), chromedp.KeyEvent(kb.Tab))
-		if p.eval("document.activeElement.id") != "new-order" {
+		p.Run(chromedp.Evaluate(`document.querySelector("#pay").focus()`, nil), chromedp.KeyEvent(kb.Tab))
+		if p.Eval("document.activeElement.id") != "new-order" {
 			t.Error("the new order cannot be reached")
 		}
-		p.run(chromedp.KeyEvent(kb.Enter))
+		p.Run(chromedp.KeyEvent(kb.Enter))
 		p.counts(0, 0, 0, "Press Pay.")
 		p.sound()
 	})
@@ -579,11 +456,11 @@ func TestPage_ANarrowWindowDoesNotScrollSideways(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		p := visit(t, d, "-provider", "embedded", "-provider-db", t.TempDir()+"/provider.db")
-		p.run(emulation.SetDeviceMetricsOverride(360, 740, 2, true))
+		p.Run(emulation.SetDeviceMetricsOverride(360, 740, 2, true))
 		fits := func() {
 			t.Helper()
-			if p.eval("document.documentElement.scrollWidth <= document.documentElement.clientWidth") != "true" {
-				t.Errorf("it is %s wide in %s", p.eval("document.documentElement.scrollWidth"), p.eval("document.documentElement.clientWidth"))
+			if p.Eval("document.documentElement.scrollWidth <= document.documentElement.clientWidth") != "true" {
+				t.Errorf("it is %s wide in %s", p.Eval("document.documentElement.scrollWidth"), p.Eval("document.documentElement.clientWidth"))
 			}
 		}
 		fits()
@@ -592,7 +469,7 @@ func TestPage_ANarrowWindowDoesNotScrollSideways(t *testing.T) {
 		fits()
 		p.fill("amount", "1")
 		p.pay("is placed.")
-		p.wait(`document.querySelector("#records tbody tr")`)
+		p.Wait(`document.querySelector("#records tbody tr")`)
 		fits()
 		p.sound()
 	})
@@ -602,23 +479,15 @@ func TestPage_WithoutTheDemoItPays(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		server := start(t, append(d.flags(), "-demo=false")...)
-		ctx, err := chromium()
-		if err != nil {
-			t.Fatal(err)
-		}
-		own, err := target.CreateBrowserContext().WithDisposeOnDetach(true).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := newTab(t, d, server.base, own)
+		p := &tab{browsertest.Open(t), t, d, server.base}
 		p.open()
 		p.pay("is placed.")
-		p.wait(`document.querySelectorAll("#orders tbody tr.mine").length === 1`)
+		p.Wait(`document.querySelectorAll("#orders tbody tr.mine").length === 1`)
 		p.click("#new-order")
 		p.pay("is placed.")
-		p.wait(`document.querySelectorAll("#orders tbody tr").length === 2`)
+		p.Wait(`document.querySelectorAll("#orders tbody tr").length === 2`)
 		d.settles(t, 2)
-		if v := p.eval("window.violations"); v != "" {
+		if v := p.Eval("window.violations"); v != "" {
 			t.Errorf("the policy is broken: %s", v)
 		}
 	})

@@ -76,7 +76,7 @@ func placing[C interface {
 		Location: func(p Placed) string { return "/api/v1/orders/" + p.OrderID },
 		Body:     func(req *requestctx.Request, p Placed) any { return placedBody{req.ID(), p} },
 		Fill: func(r *http.Request, cmd *C) error {
-			requestctx.From(r.Context()).Add("draft_order_id", Place(*cmd).DraftOrderID) // on the log line, of a replay as well
+			requestctx.From(r.Context()).SetDraftID(Place(*cmd).DraftOrderID) // on the log line, of a replay as well
 			return nil
 		},
 	})

@@ -1,7 +1,6 @@
 package browser_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,19 +10,13 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/cdp"
-	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
-	"github.com/chromedp/cdproto/runtime"
-	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
 	"go.uber.org/zap"
 
@@ -31,6 +24,7 @@ import (
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/registry"
 	"github.com/tekil-go/tekil/requestctx/browser"
+	"github.com/tekil-go/tekil/requestctx/browser/browsertest"
 	"github.com/tekil-go/tekil/requestctx/httpedge"
 )
 
@@ -162,86 +156,18 @@ func (s *shop) expect(t *testing.T, requests, keys, orders int) {
 	}
 }
 
-// chromium is the one browser of these tests. TestMain ends it.
-var chromium = sync.OnceValues(func() (context.Context, error) {
-	var path string
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if found, err := exec.LookPath(name); err == nil {
-			path = found
-			break
-		}
-	}
-	if path == "" {
-		return nil, fmt.Errorf("browser: these tests need Chromium as \"chromium\" in the PATH; install it and run them again")
-	}
-	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.Flag("headless", "new"),
-		chromedp.Flag("host-resolver-rules", "MAP shop.test 127.0.0.1"), chromedp.Flag("enable-features", "BackForwardCache"))
-	if os.Geteuid() == 0 {
-		options = append(options, chromedp.NoSandbox)
-	}
-	allocator, _ := chromedp.NewExecAllocator(context.Background(), options...) // both end with endChromium
-	ctx, cancel := chromedp.NewContext(allocator, chromedp.WithErrorf(func(string, ...any) {}), chromedp.WithLogf(func(string, ...any) {}))
-	endChromium = func() { _ = chromedp.Cancel(ctx); cancel() }
-	return ctx, chromedp.Run(ctx)
-})
+func TestMain(m *testing.M) { os.Exit(browsertest.M{M: m}.Run()) }
 
-var endChromium = func() {}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	endChromium()
-	os.Exit(code)
-}
-
-// tab is a tab of the browser, and what its console has said.
+// tab is a tab of the browser that belongs to a shop.
 type tab struct {
+	*browsertest.Tab
 	t    *testing.T
 	shop *shop
-	ctx  context.Context
-
-	mu      sync.Mutex
-	console bytes.Buffer
 }
 
-// newTab opens a tab in a browser context of its own.
 func (s *shop) newTab(t *testing.T) *tab {
 	t.Helper()
-	ctx, err := chromium()
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole := cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser)
-	own, err := target.CreateBrowserContext().WithDisposeOnDetach(true).Do(whole)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, err := target.CreateTarget("about:blank").WithBrowserContextID(own).WithNewWindow(true).Do(whole) // a context's first tab needs a window
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := chromedp.NewContext(ctx, chromedp.WithTargetID(id))
-	t.Cleanup(cancel)
-	ctx, timeout := context.WithTimeout(ctx, 60*time.Second)
-	t.Cleanup(timeout)
-	p := &tab{t: t, shop: s, ctx: ctx}
-	chromedp.ListenTarget(ctx, func(event any) {
-		switch event.(type) {
-		case *runtime.EventConsoleAPICalled, *runtime.EventExceptionThrown, *log.EventEntryAdded:
-			text, _ := json.Marshal(event)
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.console.Write(text)
-		}
-	})
-	p.run(network.Enable(), log.Enable(), runtime.Enable())
-	return p
-}
-
-func (p *tab) run(actions ...chromedp.Action) {
-	p.t.Helper()
-	if err := chromedp.Run(p.ctx, actions...); err != nil {
-		p.t.Fatal(err)
-	}
+	return &tab{browsertest.Open(t), t, s}
 }
 
 // open goes to the form.
@@ -251,68 +177,45 @@ func (p *tab) open(query ...string) {
 	for i := 0; i+1 < len(query); i += 2 {
 		values.Set(query[i], query[i+1])
 	}
-	p.run(chromedp.Navigate(p.shop.URL + "/?" + values.Encode()))
-	p.wait("window.ready")
+	p.Run(chromedp.Navigate(p.shop.URL + "/?" + values.Encode()))
+	p.Wait("window.ready")
 }
 
 func (p *tab) reload() {
 	p.t.Helper()
-	p.run(chromedp.Reload())
-	p.wait("window.ready")
-}
-
-// wait polls, because a page that is left takes whatever waits in it along.
-func (p *tab) wait(expression string) {
-	p.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for range time.Tick(20 * time.Millisecond) {
-		var ok bool
-		err := chromedp.Run(p.ctx, chromedp.Evaluate("Boolean("+expression+")", &ok))
-		if ok && err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("%s: %v; the page was told %s and says %q", expression, err, p.eval("JSON.stringify(window.told)"), p.eval("document.body.innerText"))
-		}
-	}
+	p.Run(chromedp.Reload())
+	p.Wait("window.ready")
 }
 
 // listen keeps the developer's error of the last outcome in window.error.
 func (p *tab) listen() {
 	p.t.Helper()
-	p.run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.error = e.detail.outcome?.error?.message))`, nil))
-}
-
-func (p *tab) eval(expression string) string {
-	p.t.Helper()
-	var out string
-	p.run(chromedp.Evaluate("String("+expression+")", &out))
-	return out
+	p.Run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.error = e.detail.outcome?.error?.message))`, nil))
 }
 
 // click presses the button, as a person does, and waits for what the page is told.
 func (p *tab) click(state string) {
 	p.t.Helper()
-	p.run(chromedp.Evaluate("window.told.length = 0", nil), chromedp.Click("#order"))
+	p.Run(chromedp.Evaluate("window.told.length = 0", nil), chromedp.Click("#order"))
 	p.is(state)
 }
 
 // press is click for a page from the back/forward cache, whose nodes the driver does not find.
 func (p *tab) press(state string) {
 	p.t.Helper()
-	p.run(chromedp.Evaluate(`window.told.length = 0; document.querySelector("#order").click()`, nil))
+	p.Run(chromedp.Evaluate(`window.told.length = 0; document.querySelector("#order").click()`, nil))
 	p.is(state)
 }
 
 // is waits until the page was told a state last.
 func (p *tab) is(state string) {
 	p.t.Helper()
-	p.wait(fmt.Sprintf("window.told.at(-1) === %q && !window.checkout.form.busy", state))
+	p.Wait(fmt.Sprintf("window.told.at(-1) === %q && !window.checkout.form.busy", state))
 }
 
 func (p *tab) fill(name, value string) {
 	p.t.Helper()
-	p.run(chromedp.Evaluate(fmt.Sprintf(`{
+	p.Run(chromedp.Evaluate(fmt.Sprintf(`{
 		const input = document.querySelector("[name=%s]");
 		input.value = %q;
 		input.dispatchEvent(new Event("input", { bubbles: true }));
@@ -322,13 +225,11 @@ func (p *tab) fill(name, value string) {
 // secret asserts that no key is anywhere but in storage and in the header.
 func (p *tab) secret() {
 	p.t.Helper()
-	seen := p.eval(`document.documentElement.outerHTML + location.href + JSON.stringify(history.state) + document.cookie +
+	seen := p.Eval(`document.documentElement.outerHTML + location.href + JSON.stringify(history.state) + document.cookie +
 		JSON.stringify(window.told) + [...document.querySelectorAll("input")].map((i) => i.value) + JSON.stringify(window.checkout ?? "")`)
-	p.mu.Lock()
-	seen += p.console.String()
-	p.mu.Unlock()
+	seen += p.Console()
 	keys := []string{}
-	if err := json.Unmarshal([]byte(p.eval(`(() => { try { return JSON.stringify(Object.values(sessionStorage).map((r) => JSON.parse(r).key ?? "")) } catch { return "[]" } })()`)), &keys); err != nil {
+	if err := json.Unmarshal([]byte(p.Eval(`(() => { try { return JSON.stringify(Object.values(sessionStorage).map((r) => JSON.parse(r).key ?? "")) } catch { return "[]" } })()`)), &keys); err != nil {
 		p.t.Fatal(err)
 	}
 	p.shop.mu.Lock()
@@ -353,16 +254,16 @@ func TestBR17_LostAnswerThenReloadAndRetryIsOneOrder(t *testing.T) {
 	p.click("unknown")
 	s.expect(t, 1, 1, 1)
 	p.reload()
-	if notice := p.eval(`document.querySelector("#status").textContent`); !strings.Contains(notice, "We do not know") {
+	if notice := p.Eval(`document.querySelector("#status").textContent`); !strings.Contains(notice, "We do not know") {
 		t.Errorf("after the reload the person is told %q", notice)
 	}
 	p.secret()
 	p.click("done")
 	s.expect(t, 2, 1, 1)
-	if notice := p.eval(`document.querySelector("#status").textContent`); notice != "Done. Your number is o-1." {
+	if notice := p.Eval(`document.querySelector("#status").textContent`); notice != "Done. Your number is o-1." {
 		t.Errorf("the person is told %q", notice)
 	}
-	if n := p.eval("sessionStorage.length"); n != "0" {
+	if n := p.Eval("sessionStorage.length"); n != "0" {
 		t.Errorf("%s records are kept after the success", n)
 	}
 	p.secret()
@@ -375,9 +276,9 @@ func TestChromiumRepeatsAPostByItself(t *testing.T) {
 	p := s.newTab(t)
 	p.open()
 	s.next(func(s *shop) { s.lose = true })
-	p.run(chromedp.Click("#order"))
-	p.wait(`["done", "unknown"].includes(window.told.at(-1)) && !window.checkout.form.busy`)
-	if p.eval("window.told.at(-1)") == "unknown" { // it need not
+	p.Run(chromedp.Click("#order"))
+	p.Wait(`["done", "unknown"].includes(window.told.at(-1)) && !window.checkout.form.busy`)
+	if p.Eval("window.told.at(-1)") == "unknown" { // it need not
 		p.click("done")
 	}
 	s.expect(t, 2, 1, 1)
@@ -393,17 +294,17 @@ func TestDoubleClickIsOneRequest(t *testing.T) {
 	t.Cleanup(release)
 	p := s.newTab(t)
 	p.open()
-	p.run(chromedp.Evaluate(`{ const f = document.querySelector("#checkout"); f.requestSubmit(); f.requestSubmit(); document.querySelector("#order").focus(); }`, nil))
-	p.wait(`window.told.at(-1) === "sending"`)
-	p.run(chromedp.Click("#order"), chromedp.Click("#order"))
-	if got := p.eval(`[document.querySelector("#checkout").ariaBusy, document.querySelector("#order").ariaDisabled, document.activeElement.id, document.querySelector("#status").role]`); got != "true,true,order,status" {
+	p.Run(chromedp.Evaluate(`{ const f = document.querySelector("#checkout"); f.requestSubmit(); f.requestSubmit(); document.querySelector("#order").focus(); }`, nil))
+	p.Wait(`window.told.at(-1) === "sending"`)
+	p.Run(chromedp.Click("#order"), chromedp.Click("#order"))
+	if got := p.Eval(`[document.querySelector("#checkout").ariaBusy, document.querySelector("#order").ariaDisabled, document.activeElement.id, document.querySelector("#status").role]`); got != "true,true,order,status" {
 		t.Errorf("while sending, the form is %s", got)
 	}
 	release()
 	p.is("done")
-	p.run(chromedp.Click("#order")) // a slow double click
-	p.wait(`document.querySelector("#status").textContent.includes("already")`)
-	if got := p.eval(`[document.querySelector("#checkout").ariaBusy, document.querySelector("#order").ariaDisabled]`); got != "false,false" {
+	p.Run(chromedp.Click("#order")) // a slow double click
+	p.Wait(`document.querySelector("#status").textContent.includes("already")`)
+	if got := p.Eval(`[document.querySelector("#checkout").ariaBusy, document.querySelector("#order").ariaDisabled]`); got != "false,false" {
 		t.Errorf("afterwards, the form is %s", got)
 	}
 	s.expect(t, 1, 1, 1)
@@ -441,7 +342,7 @@ func TestEditedAfterALostAnswerIsAConflictUntilThePersonStartsOver(t *testing.T)
 	p.click("unknown")
 	p.fill("amount", "6")
 	p.click("conflict")
-	if told := p.eval("window.told"); told != "edited,conflict" {
+	if told := p.Eval("window.told"); told != "edited,conflict" {
 		t.Errorf("the person was told %s", told)
 	}
 	s.expect(t, 2, 1, 1)
@@ -449,7 +350,7 @@ func TestEditedAfterALostAnswerIsAConflictUntilThePersonStartsOver(t *testing.T)
 	p.fill("amount", "6")
 	p.click("conflict")
 	s.expect(t, 3, 1, 1)
-	p.run(chromedp.Click("#over", chromedp.NodeVisible))
+	p.Run(chromedp.Click("#over", chromedp.NodeVisible))
 	p.click("done")
 	s.expect(t, 4, 2, 2)
 	p.secret()
@@ -461,9 +362,9 @@ func TestTwoTabsAreTwoOrdersAndADuplicatedTabIsOne(t *testing.T) {
 	a, b, c := s.newTab(t), s.newTab(t), s.newTab(t)
 	a.open()
 	b.open()
-	c.run(chromedp.Navigate(s.URL + "/thanks"))
-	storage := a.eval("JSON.stringify(Object.entries(sessionStorage))")
-	c.run(chromedp.Evaluate("for (const [k, v] of "+storage+") sessionStorage.setItem(k, v)", nil)) // as a browser does that duplicates a tab
+	c.Run(chromedp.Navigate(s.URL + "/thanks"))
+	storage := a.Eval("JSON.stringify(Object.entries(sessionStorage))")
+	c.Run(chromedp.Evaluate("for (const [k, v] of "+storage+") sessionStorage.setItem(k, v)", nil)) // as a browser does that duplicates a tab
 	c.open()
 	a.click("done")
 	b.click("done")
@@ -499,10 +400,10 @@ func TestBR63_BackButtonAfterSuccessIsANewOrder(t *testing.T) {
 	p := s.newTab(t)
 	p.open()
 	p.click("done")
-	p.run(chromedp.Navigate(s.URL + "/thanks"))
-	p.run(chromedp.Evaluate("history.back()", nil))
-	p.wait(`window.ready && location.pathname === "/" && window.checkout.form.state === "open"`)
-	if got := p.eval("window.shown"); got != "1" {
+	p.Run(chromedp.Navigate(s.URL + "/thanks"))
+	p.Run(chromedp.Evaluate("history.back()", nil))
+	p.Wait(`window.ready && location.pathname === "/" && window.checkout.form.state === "open"`)
+	if got := p.Eval("window.shown"); got != "1" {
 		t.Errorf("the page came %s times from the back/forward cache", got)
 	}
 	p.press("done")
@@ -510,7 +411,7 @@ func TestBR63_BackButtonAfterSuccessIsANewOrder(t *testing.T) {
 
 	// A page in the cache whose work another page of the tab has finished.
 	p.fill("amount", "9")
-	p.run(chromedp.Evaluate(`sessionStorage.clear(); dispatchEvent(new PageTransitionEvent("pageshow", { persisted: true }))`, nil))
+	p.Run(chromedp.Evaluate(`sessionStorage.clear(); dispatchEvent(new PageTransitionEvent("pageshow", { persisted: true }))`, nil))
 	p.press("done")
 	s.expect(t, 3, 3, 3)
 	p.secret()
@@ -530,14 +431,14 @@ func TestBackToAPageInTheCacheKnowsWhatAnotherPageHasSent(t *testing.T) {
 			s := newShop(t)
 			p := s.newTab(t)
 			p.open()
-			p.run(chromedp.Evaluate("{ const now = Date.now; window.later = 0; Date.now = () => now() + window.later; }", nil))
+			p.Run(chromedp.Evaluate("{ const now = Date.now; window.later = 0; Date.now = () => now() + window.later; }", nil))
 			p.open("x", "1")
 			s.next(func(s *shop) { s.lose = true })
 			p.click("unknown")
-			p.run(chromedp.Evaluate("history.back()", nil))
-			p.wait(`window.ready && !location.search.includes("x=") && window.shown === 1`)
-			p.run(chromedp.Evaluate("window.later = "+tc.clock, nil))
-			if got := p.eval("window.checkout.form.state"); got != tc.state {
+			p.Run(chromedp.Evaluate("history.back()", nil))
+			p.Wait(`window.ready && !location.search.includes("x=") && window.shown === 1`)
+			p.Run(chromedp.Evaluate("window.later = "+tc.clock, nil))
+			if got := p.Eval("window.checkout.form.state"); got != tc.state {
 				t.Errorf("after going back the form is %s", got)
 			}
 			p.fill("amount", "9")
@@ -545,7 +446,7 @@ func TestBackToAPageInTheCacheKnowsWhatAnotherPageHasSent(t *testing.T) {
 				p.press("expired")
 			} else {
 				p.press("conflict")
-				if told := p.eval("window.told"); told != "edited,conflict" {
+				if told := p.Eval("window.told"); told != "edited,conflict" {
 					t.Errorf("the person was told %s", told)
 				}
 			}
@@ -569,7 +470,7 @@ func TestRedirectIsNotFollowedWithTheKey(t *testing.T) {
 			p.open()
 			p.listen()
 			p.click("unknown")
-			if got := p.eval("window.error"); !strings.Contains(got, "not followed to another resource") {
+			if got := p.Eval("window.error"); !strings.Contains(got, "not followed to another resource") {
 				t.Errorf("the error is %q", got)
 			}
 			s.expect(t, 1, 1, 0)
@@ -585,15 +486,15 @@ func TestBR17_OfflineThenOnlineIsOneOrder(t *testing.T) {
 	s := newShop(t)
 	p := s.newTab(t)
 	p.open()
-	p.run(network.EmulateNetworkConditions(true, 0, -1, -1))
+	p.Run(network.EmulateNetworkConditions(true, 0, -1, -1))
 	p.click("unknown")
 	p.click("unknown")
 	s.expect(t, 0, 0, 0)
-	key := p.eval("Object.values(sessionStorage)[0].slice(0, 60)")
-	p.run(network.EmulateNetworkConditions(false, 0, -1, -1))
+	key := p.Eval("Object.values(sessionStorage)[0].slice(0, 60)")
+	p.Run(network.EmulateNetworkConditions(false, 0, -1, -1))
 	s.next(func(s *shop) { s.lose = true })
 	p.click("unknown")
-	if now := p.eval("Object.values(sessionStorage)[0].slice(0, 60)"); now != key {
+	if now := p.Eval("Object.values(sessionStorage)[0].slice(0, 60)"); now != key {
 		t.Error("the key has changed on the way")
 	}
 	p.click("done")
@@ -608,28 +509,28 @@ func TestBR62_AnotherOriginNeedsCORS(t *testing.T) {
 	p.open("api", s.bare.URL+"/orders")
 	p.listen()
 	p.click("blocked")
-	if got := p.eval("window.error"); !strings.Contains(got, "CORS/preflight") {
+	if got := p.Eval("window.error"); !strings.Contains(got, "CORS/preflight") {
 		t.Errorf("the error is %q", got)
 	}
 	s.expect(t, 0, 0, 0)
 	p.secret()
-	key := p.eval("JSON.parse(Object.values(sessionStorage)[0]).key")
+	key := p.Eval("JSON.parse(Object.values(sessionStorage)[0]).key")
 
 	p.open("api", s.api.URL+"/orders") // the server is mended
 	s.next(func(s *shop) { s.lose = true })
-	p.run(chromedp.Evaluate("window.checkout.startOver()", nil)) // its own intent: the first one has gone to another origin
-	if p.eval("JSON.parse(Object.values(sessionStorage)[0]).key") == key {
+	p.Run(chromedp.Evaluate("window.checkout.startOver()", nil)) // its own intent: the first one has gone to another origin
+	if p.Eval("JSON.parse(Object.values(sessionStorage)[0]).key") == key {
 		t.Error("starting over kept the key")
 	}
 	p.click("blocked") // the answer is lost, which a script cannot tell from the other
-	p.run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.outcome = e.detail.outcome))`, nil))
+	p.Run(chromedp.Evaluate(`document.querySelector("#checkout").addEventListener("tekil:state", (e) => (window.outcome = e.detail.outcome))`, nil))
 	p.click("done")
-	if got := p.eval("[window.outcome.replayed, window.outcome.requestId !== undefined]"); got != "true,true" {
+	if got := p.Eval("[window.outcome.replayed, window.outcome.requestId !== undefined]"); got != "true,true" {
 		t.Errorf("of the replay the script reads %s", got)
 	}
 	p.fill("amount", "0")
 	p.click("refused")
-	if got := p.eval("Object.keys(window.outcome.errors)"); got != "amount" {
+	if got := p.Eval("Object.keys(window.outcome.errors)"); got != "amount" {
 		t.Errorf("the errors are about %q", got)
 	}
 	s.expect(t, 3, 2, 1)
@@ -640,12 +541,12 @@ func TestBR17_DisabledStorageIsAnErrorWithoutADraft(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	p := s.newTab(t)
-	p.run(chromedp.ActionFunc(func(ctx context.Context) error {
+	p.Run(chromedp.ActionFunc(func(ctx context.Context) error {
 		_, err := page.AddScriptToEvaluateOnNewDocument(`Object.defineProperty(window, "sessionStorage", { get() { throw new DOMException("denied", "SecurityError") } })`).Do(ctx)
 		return err
 	}))
 	p.open()
-	if got := p.eval("window.refused"); !strings.Contains(got, "sessionStorage is forbidden or full") {
+	if got := p.Eval("window.refused"); !strings.Contains(got, "sessionStorage is forbidden or full") {
 		t.Errorf("opening the form says %q", got)
 	}
 	p.open("draft", "cart-77")
@@ -662,9 +563,9 @@ func TestPageThatIsNotSecureIsAnError(t *testing.T) {
 	s := newShop(t)
 	p := s.newTab(t)
 	_, port, _ := strings.Cut(strings.TrimPrefix(s.URL, "http://"), ":")
-	p.run(chromedp.Navigate("http://shop.test:" + port + "/"))
-	p.wait("window.ready")
-	if got := p.eval("window.refused"); !strings.Contains(got, "HTTPS or from localhost") {
+	p.Run(chromedp.Navigate("http://shop.test:" + port + "/"))
+	p.Wait("window.ready")
+	if got := p.Eval("window.refused"); !strings.Contains(got, "HTTPS or from localhost") {
 		t.Errorf("opening the form says %q", got)
 	}
 }

@@ -20,17 +20,17 @@ func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]id
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("memstore: %w", err)
 	}
-	if q.ID == (idempotency.ID{}) && q.Key == "" && q.ExternalRef == "" {
-		return nil, errors.New("memstore: a search needs an id, a key or an external reference")
+	if q.IsZero() {
+		return nil, errors.New("memstore: a search asks for nothing")
 	}
 	s.db.mu.Lock()
 	defer s.db.mu.Unlock()
 	now := time.Now()
 	var found []idempotency.Stored
 	for id, r := range s.db.records {
-		if wanted(&q, id, &r.record) {
+		if rec := r.read(now); wanted(&q, id, rec) {
 			found = append(found, idempotency.Stored{
-				ID: id, Record: *r.read(now),
+				ID: id, Record: *rec,
 				CreatedAt: r.created, CompletedAt: r.completed, ExpiresAt: r.expires, LeaseUntil: r.lease,
 			})
 		}
@@ -49,7 +49,32 @@ func wanted(q *idempotency.Search, id idempotency.ID, rec *idempotency.Record) b
 	return (q.ID == idempotency.ID{} || q.ID == id) &&
 		(q.Key == "" || q.Key == rec.Scope.Key) &&
 		(q.ExternalRef == "" || q.ExternalRef == rec.ExternalRef) &&
+		(q.DraftID == "" || q.DraftID == rec.DraftID) &&
+		(q.RequestID == "" || q.RequestID == rec.OriginRequestID) &&
+		(!q.Stuck || rec.State == idempotency.InProgress && rec.LeaseLeft == 0) &&
 		part(q.Tenant, rec.Scope.Tenant) && part(q.Client, rec.Scope.Client) && part(q.Operation, rec.Scope.Operation)
+}
+
+// Count counts all records.
+func (s *Store) Count(ctx context.Context) ([]idempotency.Count, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("memstore: %w", err)
+	}
+	s.db.mu.Lock()
+	defer s.db.mu.Unlock()
+	now := time.Now()
+	records := map[idempotency.Count]int64{}
+	for _, r := range s.db.records {
+		rec := r.read(now)
+		stuck := rec.State == idempotency.InProgress && rec.LeaseLeft == 0
+		records[idempotency.Count{Operation: rec.Scope.Operation, State: rec.State, Stuck: stuck, Expired: rec.Expired}]++
+	}
+	var counts []idempotency.Count
+	for c, n := range records {
+		c.Records = n
+		counts = append(counts, c)
+	}
+	return counts, nil
 }
 
 // Free makes a record in progress or failed free for its payload. It gives an error that wraps [idempotency.ErrBusy] while a
@@ -99,7 +124,7 @@ func (s *Store) change(ctx context.Context, id idempotency.ID, seen idempotency.
 
 // erase leaves the key and its hash.
 func (r *row) erase() {
-	r.record.Result, r.record.ExternalRef = nil, ""
+	r.record.Result, r.record.ExternalRef, r.record.DraftID = nil, "", ""
 	if r.record.State == idempotency.Completed {
 		r.record.ResultType = tombstone
 	}

@@ -1,6 +1,7 @@
 package memstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -39,6 +40,7 @@ func (s *Store) Lease(ctx context.Context, c idempotency.Claim) (idempotency.Lea
 		if !rec.Expired {
 			l.grant.Attempt = rec.Attempts + 1
 			r.created = old.created
+			r.record.DraftID = cmp.Or(r.record.DraftID, rec.DraftID)
 		}
 	}
 	s.db.fence = l.grant.Fence

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore"
 	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
 )
@@ -27,6 +28,7 @@ func TestX15X16X17_AStoreThatCouldNotKeepItsPromisesIsRefused(t *testing.T) {
 		{name: "no unique key", spoil: `ALTER TABLE idempotency_records DROP CONSTRAINT idempotency_records_pkey`, want: "no unique index on id alone"},
 		{name: "a key over more columns", spoil: `ALTER TABLE idempotency_records DROP CONSTRAINT idempotency_records_pkey, ADD PRIMARY KEY (id, expires_at)`, want: "no unique index on id alone"},
 		{name: "an older table", spoil: `ALTER TABLE idempotency_records DROP COLUMN external_ref`, want: "has no column external_ref"},
+		{name: "a table without the draft", spoil: `ALTER TABLE idempotency_records DROP COLUMN draft_id`, want: "has no column draft_id of type text; run pgstore.Migrate"},
 		{name: "a column of another type", spoil: `ALTER TABLE idempotency_records ALTER COLUMN hash_version TYPE bigint`, want: "no column hash_version of type int2"},
 		{name: "a collation that merges keys", spoil: `ALTER TABLE idempotency_records ALTER COLUMN key TYPE text COLLATE "default"`, want: `and not "C"`},
 		{name: "a view", spoil: `ALTER TABLE idempotency_records RENAME TO hidden; CREATE VIEW idempotency_records AS SELECT * FROM hidden`, want: "not an ordinary table"},
@@ -188,6 +190,34 @@ func TestMigrationsArePrintable(t *testing.T) {
 	for i, m := range pgstore.Migrations() {
 		if m.Version != i+1 || m.Name == "" || !strings.Contains(m.SQL, "idempotency") {
 			t.Errorf("step %d is %d %q", i, m.Version, m.Name)
+		}
+	}
+}
+
+// While a deploy is rolling, an older program goes on beside a newer one: on a table that has a column more than it knows.
+func TestMigrateAddsTheDraftToWhatIsThereAndLetsAnOlderProgramWrite(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Open(t)
+	pool := db.Pool()
+	first := pgstore.Migrations()[0]
+	exec(t, pool, first.SQL)
+	exec(t, pool, `CREATE TABLE idempotency_migrations (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())`)
+	exec(t, pool, `INSERT INTO idempotency_migrations (version, name) VALUES ($1, $2)`, first.Version, first.Name)
+	plant(t, db, "before", 1, "") // as the version before the draft names the columns
+	store := pgstore.New(pool)
+	if _, err := store.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "has no column draft_id of type text; run pgstore.Migrate") {
+		t.Errorf("before the migration the check says %v", err)
+	}
+	if err := pgstore.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	plant(t, db, "after", 1, "")
+	for _, key := range []string{"before-1", "after-1"} {
+		if found, err := store.Find(t.Context(), idempotency.Search{Key: key}, 10); err != nil || len(found) != 1 || found[0].DraftID != "" {
+			t.Errorf("%s: %+v, %v", key, found, err)
 		}
 	}
 }

@@ -21,14 +21,17 @@ const tombstone = "tombstone"
 func (s *Store) supportSQL() {
 	table, patience := s.table(), s.patience()
 	s.findSQL = `SELECT id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
- outcome, result, result_type, origin_request_id, external_ref, expires_at <= clock_timestamp()` + leaseColumns + `,
+ outcome, result, result_type, origin_request_id, external_ref, draft_id, expires_at <= clock_timestamp()` + leaseColumns + `,
  created_at, completed_at, expires_at, lease_until FROM ` + table + ` WHERE `
+	// The time is that of the statement's start, as the rows are, so that it is the same for all of them.
+	s.countSQL = `SELECT operation, state, state = 'in_progress' AND lease_until <= now() AS stuck, expires_at <= now() AS expired, count(*)
+ FROM ` + table + ` GROUP BY operation, state, stuck, expired`
 	s.freeSQL = `UPDATE ` + table + ` AS r SET state = 'failed', attempt = $3::uuid, attempts = 1, lease_until = clock_timestamp()
  FROM ` + patience + ` WHERE r.id = $1::uuid AND r.attempt = $2::uuid AND r.state IN ('in_progress', 'failed')`
 	// A record whose command keeps tombstones has an empty result until it is buried, and NULL from then on: so the purge knows that
 	// an erased one has still to be kept beyond its expiry.
 	s.eraseSQL = `UPDATE ` + table + ` AS r SET result = CASE WHEN r.after_expiry = 'tombstone' AND r.result IS NOT NULL THEN ''::bytea END,
-  external_ref = NULL, result_type = CASE WHEN r.state = 'completed' THEN '` + tombstone + `' ELSE r.result_type END
+  external_ref = NULL, draft_id = NULL, result_type = CASE WHEN r.state = 'completed' THEN '` + tombstone + `' ELSE r.result_type END
  FROM ` + patience + ` WHERE r.id = $1::uuid AND r.attempt = $2::uuid AND r.state IN ('completed', 'failed')`
 	// One scan of the oldest finds both what is removed and what is buried: a scan for tombstones alone would read all of a backlog that
 	// holds none, batch after batch. The time is that of the transaction's start, because the server uses an index only for a
@@ -40,19 +43,27 @@ func (s *Store) supportSQL() {
  FROM ` + table + ` WHERE expires_at <= now() - $1::interval
   AND (after_expiry = 'reuse' AND (state <> 'in_progress' OR lease_until <= now() - $1::interval) OR state = 'completed')
  ORDER BY expires_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED),
-buried AS (UPDATE ` + table + ` SET result = NULL, result_type = '` + tombstone + `', external_ref = NULL,
+buried AS (UPDATE ` + table + ` SET result = NULL, result_type = '` + tombstone + `', external_ref = NULL, draft_id = NULL,
   expires_at = expires_at + $3::interval` + place + `stone)) RETURNING 1),
 removed AS (DELETE FROM ` + table + place + `NOT stone)) RETURNING 1)
 SELECT (SELECT count(*) FROM removed), (SELECT count(*) FROM buried)`
 }
 
-// Find gives the records that a search asks for, the youngest first. A search by key alone or by external reference reads the whole
-// table, unless there is an index for it. None is made by [Migrate], because each costs every command something, and the second one
-// makes the completion of a Leased command that sets a reference write to all indexes:
+// Find gives the records that a search asks for, the youngest first. A search by key alone, by external reference, by draft or by request
+// id reads the whole table, unless there is an index for it. None is made by [Migrate], because each costs every command something, and
+// the second one makes the completion of a Leased command that sets a reference write to all indexes:
 //
 //	CREATE INDEX CONCURRENTLY ON idempotency_records (key);
 //	CREATE INDEX CONCURRENTLY ON idempotency_records (external_ref) WHERE external_ref IS NOT NULL;
+//	CREATE INDEX CONCURRENTLY ON idempotency_records (draft_id) WHERE draft_id IS NOT NULL;
+//	CREATE INDEX CONCURRENTLY ON idempotency_records (origin_request_id);
+//
+// A search for what is stuck alone always reads the whole table: an index that mentions state or lease_until would make every
+// completion of a Leased command write to all indexes.
 func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]idempotency.Stored, error) {
+	if q.IsZero() {
+		return nil, errors.New("pgstore: a search needs an id, a key, an external reference, a draft, a request id, or what is stuck")
+	}
 	var conditions []string
 	var args []any
 	where := func(column string, value any) {
@@ -71,8 +82,14 @@ func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]id
 	if q.ExternalRef != "" {
 		where(`external_ref`, q.ExternalRef)
 	}
-	if len(conditions) == 0 {
-		return nil, errors.New("pgstore: a search needs an id, a key or an external reference")
+	if q.DraftID != "" {
+		where(`draft_id`, q.DraftID)
+	}
+	if q.RequestID != "" {
+		where(`origin_request_id`, q.RequestID)
+	}
+	if q.Stuck {
+		conditions = append(conditions, `state = 'in_progress' AND lease_until <= now()`)
 	}
 	for column, part := range map[string]*string{`tenant`: q.Tenant, `client`: q.Client, `operation`: q.Operation} {
 		if part != nil {
@@ -96,7 +113,7 @@ func scanStored(row pgx.CollectableRow) (idempotency.Stored, error) {
 	f := fields{r: r}
 	err := row.Scan((*[16]byte)(&s.ID), &r.Scope.Tenant, &r.Scope.Client, &r.Scope.Operation, &r.Scope.Key,
 		&f.hash, &r.HashVersion, (*string)(&r.State), &f.afterExpiry, (*[16]byte)(&r.Attempt),
-		&f.outcome, &r.Result, &f.resultType, &r.OriginRequestID, &f.externalRef, &r.Expired, &r.Attempts, &r.Fence, &r.LeaseLeft,
+		&f.outcome, &r.Result, &f.resultType, &r.OriginRequestID, &f.externalRef, &f.draftID, &r.Expired, &r.Attempts, &r.Fence, &r.LeaseLeft,
 		&s.CreatedAt, &completed, &s.ExpiresAt, &lease)
 	if completed != nil {
 		s.CompletedAt = *completed
@@ -108,6 +125,19 @@ func scanStored(row pgx.CollectableRow) (idempotency.Stored, error) {
 	return s, err
 }
 
+// Count counts all records, in one statement. It reads the whole table, for as long as ctx allows.
+func (s *Store) Count(ctx context.Context) ([]idempotency.Count, error) {
+	rows, _ := s.pool.Query(ctx, s.countSQL)
+	counts, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c idempotency.Count, err error) {
+		err = row.Scan(&c.Operation, (*string)(&c.State), &c.Stuck, &c.Expired, &c.Records)
+		return c, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("pgstore: count records: %w", err)
+	}
+	return counts, nil
+}
+
 // Free makes a record that is in progress or failed free for its payload. It gives an error that wraps [idempotency.ErrBusy] while
 // a transaction holds the record, such as the business transaction of its attempt.
 func (s *Store) Free(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
@@ -117,7 +147,7 @@ func (s *Store) Free(ctx context.Context, id idempotency.ID, seen idempotency.At
 	return rows > 0, err
 }
 
-// Erase takes result and external reference out of a completed or failed record. The server keeps the old version of the row
+// Erase takes result, external reference and draft out of a completed or failed record. The server keeps the old version of the row
 // until it is vacuumed, and its log and backups as long as they are kept.
 func (s *Store) Erase(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {
 	rows, err := s.single(ctx, s.eraseSQL, uuid(id), uuid(seen))

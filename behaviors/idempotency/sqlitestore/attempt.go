@@ -118,7 +118,7 @@ var errEnded = errors.New("sqlitestore: the attempt has already ended")
 func (a *attempt) put(ctx context.Context, in *session, done idempotency.Completion) error {
 	c, now := &a.claim, time.Now()
 	n, err := changed(in.stmt(ctx, in.st.write).ExecContext(ctx, c.ID[:], c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
-		afterExpiry(c), c.Attempt[:], int64(done.Outcome), done.Result, done.ResultType, c.OriginRequestID, done.ExternalRef, now.UnixMilli(), now.Add(c.Retention).UnixMilli(),
+		afterExpiry(c), c.Attempt[:], int64(done.Outcome), done.Result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.DraftID, now.UnixMilli(), now.Add(c.Retention).UnixMilli(),
 		priorHash(c)))
 	if err == nil && n == 0 {
 		err = idempotency.ErrLost

@@ -40,6 +40,7 @@ func TestCheck_RefusesADatabaseThatCannotKeepThePromisesAndSaysWhatToDo(t *testi
 			}
 			mustExec(t, b.beside, `DROP TABLE idempotency_records`)
 			mustExec(t, b.beside, changed)
+			mustExec(t, b.beside, sqlitestore.Migrations()[2].SQL) // its draft
 			return b.store
 		}
 	}
@@ -88,11 +89,18 @@ func TestCheck_RefusesADatabaseThatCannotKeepThePromisesAndSaysWhatToDo(t *testi
 				mustExec(t, b.beside, `DELETE FROM idempotency_migrations`)
 				return b.store
 			},
-			[]string{"has version 0 and 2 is needed", "run sqlitestore.Migrate"},
+			[]string{"has version 0 and 3 is needed", "run sqlitestore.Migrate"},
 		},
 		"a column that is missing": {
 			recreate("    external_ref      TEXT,\n", ""),
 			[]string{"no column external_ref of type TEXT", "is not the one of sqlitestore.Migrate"},
+		},
+		"a table without the draft": {
+			func(t *testing.T, b *bundle) *sqlitestore.Store {
+				mustExec(t, b.beside, `ALTER TABLE idempotency_records DROP COLUMN draft_id`)
+				return b.store
+			},
+			[]string{"no column draft_id of type TEXT", "is not the one of sqlitestore.Migrate"},
 		},
 		"a column of another type": {
 			recreate("result            BLOB", "result            TEXT"),

@@ -148,7 +148,7 @@ func ExampleMigrations() {
 	for _, step := range sqlitestore.Migrations() {
 		fmt.Println(step.Version, step.Name)
 		for line := range strings.Lines(step.SQL) {
-			if strings.HasPrefix(line, "CREATE") {
+			if strings.HasPrefix(line, "CREATE") || strings.HasPrefix(line, "ALTER") {
 				fmt.Print("  ", line)
 			}
 		}
@@ -159,6 +159,8 @@ func ExampleMigrations() {
 	//   CREATE INDEX idempotency_records_expires ON idempotency_records (expires_at);
 	// 2 sequence
 	//   CREATE TABLE idempotency_sequence (
+	// 3 draft
+	//   ALTER TABLE idempotency_records ADD COLUMN draft_id TEXT;
 }
 
 // An attempt waits at most a second for another process that holds the write lock.

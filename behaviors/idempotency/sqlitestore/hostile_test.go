@@ -27,20 +27,20 @@ func (b *bundle) impatient(t testing.TB) *sqlitestore.Store {
 // moments are what a test does in the middle of another statement, by the argument of the SQL function moment.
 var moments sync.Map
 
-var registerMoments = sync.OnceFunc(func() {
+// registerMoments comes before all connections: the driver reads its functions, without a lock, when it opens one.
+func registerMoments() {
 	sqlite.MustRegisterScalarFunction("moment", 1, func(_ *sqlite.FunctionContext, args []driver.Value) (driver.Value, error) {
 		if do, ok := moments.Load(args[0]); ok {
 			do.(func())()
 		}
 		return nil, nil
 	})
-})
+}
 
 // Another process tries everything in the very middle of the completion: after the handler's savepoint was released and while the
 // outcome is being written, before it is committed.
 func TestNobodyComesBetweenTheOutcomeAndItsCommit(t *testing.T) {
 	t.Parallel()
-	registerMoments()
 	b := setup(t)
 	other := b.impatient(t)
 	c := leasedOf("between-key-1", "one")

@@ -31,6 +31,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	registerMoments()
 	goleak.VerifyTestMain(m)
 }
 

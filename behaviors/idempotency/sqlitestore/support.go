@@ -16,10 +16,14 @@ const (
 
 	// A record whose command keeps tombstones has an empty result until it is buried, and NULL from then on: so the purge knows that
 	// an erased one has still to be kept beyond its expiry.
-	eraseSQL = `UPDATE main.idempotency_records SET external_ref = NULL,
+	eraseSQL = `UPDATE main.idempotency_records SET external_ref = NULL, draft_id = NULL,
   result = CASE WHEN state = 'completed' AND after_expiry = 'tombstone' AND (result_type IS NOT 'tombstone' OR result IS NOT NULL) THEN x'' END,
   result_type = CASE WHEN state = 'completed' THEN 'tombstone' ELSE result_type END
  WHERE id = ?1 AND attempt = ?2 AND state IN ('completed', 'failed')`
+
+	// countSQL counts all records. ?1 is the time.
+	countSQL = `SELECT operation, state, state = 'in_progress' AND lease_until <= ?1 AS stuck, expires_at <= ?1 AS expired, count(*)
+ FROM main.idempotency_records GROUP BY operation, state, stuck, expired`
 
 	// dueSQL gives the oldest of what is to be buried (stone) or removed, by the index on expires_at. It looks for both at once: a scan
 	// for tombstones alone would read all of a backlog that holds none, batch after batch. ?1 is the time, ?2 the limit.
@@ -27,19 +31,26 @@ const (
   WHERE expires_at <= ?1 AND (after_expiry = 'reuse' AND (state <> 'in_progress' OR lease_until <= ?1) OR state = 'completed')
   ORDER BY expires_at LIMIT ?2)`
 
-	burySQL = `UPDATE main.idempotency_records SET result = NULL, external_ref = NULL, result_type = 'tombstone', expires_at = expires_at + ?3
+	burySQL = `UPDATE main.idempotency_records SET result = NULL, external_ref = NULL, draft_id = NULL, result_type = 'tombstone', expires_at = expires_at + ?3
  WHERE rowid IN (SELECT rowid FROM ` + dueSQL + ` WHERE stone)`
 
 	removeSQL = `DELETE FROM main.idempotency_records WHERE rowid IN (SELECT rowid FROM ` + dueSQL + ` WHERE NOT stone)`
 )
 
 // Find gives the records that a search asks for. It takes a connection of the pool and no lock. A search by id or
-// by a whole scope uses the primary key; one by key alone or by external reference reads the whole table, unless there is an index
-// for it. None is made by [Migrate], because each costs every command something:
+// by a whole scope uses the primary key; one by key alone, by external reference, by draft or by request id reads the whole table, unless
+// there is an index for it. None is made by [Migrate], because each costs every command something:
 //
 //	CREATE INDEX idempotency_records_key ON idempotency_records (key);
 //	CREATE INDEX idempotency_records_ref ON idempotency_records (external_ref) WHERE external_ref IS NOT NULL;
+//	CREATE INDEX idempotency_records_draft ON idempotency_records (draft_id) WHERE draft_id IS NOT NULL;
+//	CREATE INDEX idempotency_records_origin ON idempotency_records (origin_request_id);
+//
+// A search for what is stuck alone always reads the whole table.
 func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]idempotency.Stored, error) {
+	if q.IsZero() {
+		return nil, errors.New("sqlitestore: a search needs an id, a key, an external reference, a draft, a request id, or what is stuck")
+	}
 	var where []string
 	var args []any
 	compare := func(column string, value any) {
@@ -59,8 +70,15 @@ func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]id
 	if q.ExternalRef != "" {
 		compare("external_ref", q.ExternalRef)
 	}
-	if len(where) == 0 {
-		return nil, errors.New("sqlitestore: a search needs an id, a key or an external reference")
+	if q.DraftID != "" {
+		compare("draft_id", q.DraftID)
+	}
+	if q.RequestID != "" {
+		compare("origin_request_id", q.RequestID)
+	}
+	if q.Stuck {
+		where = append(where, "state = 'in_progress' AND lease_until <= ?")
+		args = append(args, time.Now().UnixMilli())
 	}
 	for _, p := range [...]struct {
 		column string
@@ -105,6 +123,31 @@ func (s *Store) find(ctx context.Context, query string, args []any) (found []ide
 		found = append(found, f)
 	}
 	return found, rows.Err()
+}
+
+// Count counts all records. It takes a connection of the pool and no lock, and reads the whole table for as long as ctx allows.
+func (s *Store) Count(ctx context.Context) ([]idempotency.Count, error) {
+	counts, err := patiently(ctx, s, s.count)
+	if err != nil {
+		return nil, fmt.Errorf("sqlitestore: count records: %w", err)
+	}
+	return counts, nil
+}
+
+func (s *Store) count(ctx context.Context) (counts []idempotency.Count, err error) {
+	rows, err := s.db.QueryContext(ctx, countSQL, time.Now().UnixMilli())
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var c idempotency.Count
+		if err := rows.Scan(&c.Operation, (*string)(&c.State), &c.Stuck, &c.Expired, &c.Records); err != nil {
+			return nil, err
+		}
+		counts = append(counts, c)
+	}
+	return counts, rows.Err()
 }
 
 // Free makes a record in progress or failed free for its payload.

@@ -289,16 +289,8 @@ func TestMigrate_GivesADatabaseOfTheFirstVersionItsSequence(t *testing.T) {
 				fence, outcome, origin_request_id, created_at, expires_at)
 				VALUES (x'01', '', 'c', 'o', 'old-key-1', x'02', 1000, 'completed', 'reuse', x'03', ?, 0, 'r', 0, 0)`, fence)
 			store := sqlitestore.New(db)
-			if _, err := store.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "has version 1 and 2 is needed; run sqlitestore.Migrate") {
+			if _, err := store.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "has version 1 and 3 is needed; run sqlitestore.Migrate") {
 				t.Errorf("before the migration Check gave %v", err)
-			}
-			// Whoever has not migrated yet still serves Atomic commands.
-			a, err := store.Begin(t.Context(), claimOf("old-atomic-1"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := a.Complete(t.Context(), success); err != nil {
-				t.Fatal(err)
 			}
 			if err := sqlitestore.Migrate(t.Context(), db); err != nil {
 				t.Fatal(err)
@@ -317,9 +309,45 @@ func TestMigrate_GivesADatabaseOfTheFirstVersionItsSequence(t *testing.T) {
 			if got := l.Grant().Fence; got != want {
 				t.Errorf("the first fence is %d, want %d", got, want)
 			}
-			if n := number(t, db, `SELECT count(*) FROM idempotency_records`); n != 3 {
-				t.Errorf("there are %d records, want 3", n)
+			if n := number(t, db, `SELECT count(*) FROM idempotency_records`); n != 2 {
+				t.Errorf("there are %d records, want 2", n)
 			}
 		})
+	}
+}
+
+// While a deploy is rolling, an older program goes on beside a newer one: on a table that has a column more than it knows.
+func TestMigrate_AddsTheDraftToWhatIsThereAndLetsAnOlderProgramWrite(t *testing.T) {
+	t.Parallel()
+	db := openFile(t, filepath.Join(t.TempDir(), "older.db"), "")
+	mustExec(t, db, `PRAGMA journal_mode = WAL`)
+	mustExec(t, db, `CREATE TABLE idempotency_migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL) STRICT`)
+	for _, step := range sqlitestore.Migrations()[:2] {
+		mustExec(t, db, step.SQL)
+		mustExec(t, db, `INSERT INTO idempotency_migrations VALUES (?, ?, 0)`, step.Version, step.Name)
+	}
+	older := func(c idempotency.Claim) { // as the version before the draft writes a record
+		mustExec(t, db, `INSERT INTO idempotency_records AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
+			attempts, outcome, result, result_type, origin_request_id, external_ref, created_at, completed_at, expires_at)
+			VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'completed', 'reuse', ?8, 1, 0, x'31', 'result/0', 'request-1', NULL, ?9, ?9, ?9 + 1000000)`,
+			c.ID[:], c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion, c.Attempt[:], time.Now().UnixMilli())
+	}
+	claims := []idempotency.Claim{claimOf("before-it-1"), claimOf("after-it-1")}
+	older(claims[0])
+	store := sqlitestore.New(db)
+	if _, err := store.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "has version 2 and 3 is needed; run sqlitestore.Migrate") {
+		t.Errorf("before the migration Check gave %v", err)
+	}
+	if err := sqlitestore.Migrate(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
+	if warnings, err := store.Check(t.Context()); err != nil || len(warnings) != 0 {
+		t.Errorf("Check gave %q and %v", warnings, err)
+	}
+	older(claims[1])
+	for _, c := range claims {
+		if rec, err := store.Look(t.Context(), c); err != nil || rec == nil || rec.Scope != c.Scope || rec.DraftID != "" || string(rec.Result) != "1" {
+			t.Errorf("the record of %s is %+v (%v)", c.Scope.Key, rec, err)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -31,6 +32,7 @@ func adminCases() []specCase {
 				want := make([]idempotency.Record, len(scopes))
 				for i, s := range scopes {
 					claims[i] = at(leased("found"), s)
+					claims[i].DraftID, claims[i].OriginRequestID = "draft-"+s.Client, "request-"+s.Tenant
 					l := take(t, f.Store, claims[i])
 					if want[i] = inProgress(claims[i], l.Grant()); i%2 == 0 {
 						done := idempotency.Completion{Result: []byte(`1`), ResultType: "result/1", ExternalRef: "ref-" + s.Tenant}
@@ -64,6 +66,17 @@ func adminCases() []specCase {
 					{"reference and client", idempotency.Search{ExternalRef: "ref-a", Client: &none}, 10, nil},
 					{"reference and key", idempotency.Search{ExternalRef: "ref-a", Key: "KEY-0001"}, 10, []int{4}},
 					{"reference that is not there", idempotency.Search{ExternalRef: "ref"}, 10, nil},
+					{"draft", idempotency.Search{DraftID: "draft-y"}, 10, []int{3, 2}},
+					{"draft, limit", idempotency.Search{DraftID: "draft-y"}, 1, []int{3}},
+					{"draft and tenant", idempotency.Search{DraftID: "draft-x", Tenant: &a}, 10, []int{5, 4, 0}},
+					{"draft and key", idempotency.Search{DraftID: "draft-x", Key: "KEY-0001"}, 10, []int{4}},
+					{"draft in another case", idempotency.Search{DraftID: "DRAFT-y"}, 10, nil},
+					{"draft that is not there", idempotency.Search{DraftID: "draft"}, 10, nil},
+					{"request id", idempotency.Search{RequestID: "request-b"}, 10, []int{1}},
+					{"request id and draft", idempotency.Search{RequestID: "request-a", DraftID: "draft-y"}, 10, []int{3}},
+					{"request id and client", idempotency.Search{RequestID: "request-a", Client: &x}, 10, []int{5, 4, 0}},
+					{"request id that is not there", idempotency.Search{RequestID: "request"}, 10, nil},
+					{"all at once", idempotency.Search{ID: claims[0].ID, Key: "key-0001", ExternalRef: "ref-a", DraftID: "draft-x", RequestID: "request-a", Tenant: &a}, 10, []int{0}},
 				} {
 					found, err := f.Store.Find(within(t), s.search, s.limit)
 					if err != nil {
@@ -84,7 +97,199 @@ func adminCases() []specCase {
 						t.Errorf("%s: Find gives the records %v, want %v", s.name, got, s.want)
 					}
 				}
+				if found, err := f.Store.Find(within(t), idempotency.Search{Tenant: &a}, 10); err == nil {
+					t.Errorf("a search for nothing gives %d records", len(found))
+				}
 				wantDatabase(t, f, len(scopes))
+			}},
+		{"Store_DraftIsKeptFromTheClaimOn_see1",
+			"A customer names his draft when he asks what became of his order: while it is being made, when it was made, and when nobody knows.",
+			func(t *testing.T, f Fixture) {
+				c := claim("draft-atomic")
+				complete(t, f, c, "order")
+				wantRecord(t, f.Store, c, recorded(c, success))
+				d := claim("draft-refused")
+				if err := begin(t, f.Store, d).Refuse(within(t), success); err != nil {
+					t.Fatalf("Refuse: %v", err)
+				}
+				wantRecord(t, f.Store, d, recorded(d, success))
+				f.Age(t, 73*time.Hour)
+				c = again(c)
+				c.DraftID = ""
+				complete(t, f, c, "second life")
+				wantRecord(t, f.Store, c, recorded(c, success))
+				c = again(c)
+				f.Age(t, 73*time.Hour)
+				c.DraftID = "draft-third"
+				complete(t, f, c, "third life")
+				wantRecord(t, f.Store, c, recorded(c, success))
+
+				e := leased("draft-leased")
+				first := e.DraftID
+				l := over(t, f, e)
+				wantLeased(t, f.Store, e, inProgress(e, l.Grant()))
+				wantDraft := func(when, draft string) {
+					t.Helper()
+					if rec := met(t, f.Store, e); rec.DraftID != draft {
+						t.Errorf("%s the draft is %q, want %q", when, rec.DraftID, draft)
+					}
+				}
+				e = again(e)
+				e.DraftID = ""
+				l = take(t, f.Store, e)
+				wantDraft("after a takeover that names none,", first)
+				if err := l.Release(within(t)); err != nil {
+					t.Fatalf("Release: %v", err)
+				}
+				wantDraft("after a failure", first)
+				e = again(e)
+				e.DraftID = "draft-other"
+				l = take(t, f.Store, e)
+				wantDraft("after a retry that names another,", "draft-other")
+				wrote(t, f, l, "leased")
+				completed(t, l)
+				wantDraft("when completed", "draft-other")
+				f.Age(t, 73*time.Hour)
+				e = again(e)
+				e.DraftID = ""
+				take(t, f.Store, e)
+				wantDraft("in a new life that names none,", "")
+				wantDatabase(t, f, 3, "order", "second life", "third life", "leased")
+			}},
+		{"Store_StuckIsFoundAndOnlyThat",
+			"Support asks what hangs. What somebody is at work on or what has ended would hide it, and nothing that hangs may be missing.",
+			func(t *testing.T, f Fixture) {
+				completed(t, over(t, f, leased("completed")))
+				if err := over(t, f, leased("released")).Release(within(t)); err != nil {
+					t.Fatalf("Release: %v", err)
+				}
+				freed := leased("freed")
+				over(t, f, freed)
+				if ok, err := f.Store.Free(within(t), freed.ID, freed.Attempt); err != nil || !ok {
+					t.Fatalf("Free gives (%v, %v), want true", ok, err)
+				}
+				complete(t, f, claim("atomic"), "order")
+				const operation = "storetest.charge"
+				plant := func(key string, expired bool, left time.Duration) idempotency.Claim {
+					c := leased(key)
+					c.Scope.Operation = operation
+					c = at(c, c.Scope)
+					rec := inProgress(c, idempotency.Grant{Attempt: 1, Fence: 1})
+					rec.Expired, rec.LeaseLeft = expired, left
+					f.Plant(t, c.ID, rec)
+					f.Age(t, time.Second)
+					return c
+				}
+				plant("live", false, time.Hour)
+				plant("live and expired", true, time.Hour)
+				plant("dead and expired", true, 0)
+				taken := plant("dead, then taken over", false, 0)
+				over(t, f, leased("dead, of another operation"))
+				l := over(t, f, leased("dead, then renewed"))
+				want := func(when string, q idempotency.Search, limit int, keys ...string) {
+					t.Helper()
+					q.Stuck = true
+					found, err := f.Store.Find(within(t), q, limit)
+					var got []string
+					for _, r := range found {
+						got = append(got, r.Scope.Key)
+						if r.State != idempotency.InProgress || r.LeaseLeft != 0 || r.LeaseUntil.IsZero() {
+							t.Errorf("%s: %s is said to be stuck", when, show(&r.Record))
+						}
+					}
+					if err != nil || !slices.Equal(got, keys) {
+						t.Errorf("%s: stuck are %q (%v), want %q", when, got, err, keys)
+					}
+				}
+				of := operation
+				want("all", idempotency.Search{}, 10, "dead, then renewed", "dead, of another operation", "dead, then taken over", "dead and expired")
+				want("the youngest two", idempotency.Search{}, 2, "dead, then renewed", "dead, of another operation")
+				want("of an operation", idempotency.Search{Operation: &of}, 10, "dead, then taken over", "dead and expired")
+				want("of a draft", idempotency.Search{DraftID: taken.DraftID}, 10, taken.Scope.Key)
+				want("of a key that has ended", idempotency.Search{Key: "completed"}, 10)
+				want("of a key that somebody is at work on", idempotency.Search{Key: "live"}, 10)
+				take(t, f.Store, again(taken))
+				if err := l.Renew(within(t)); err != nil {
+					t.Fatalf("Renew: %v", err)
+				}
+				want("after a takeover and a renewal", idempotency.Search{}, 10, "dead, of another operation", "dead and expired")
+				f.Age(t, overdue)
+				want("when their leases are over as well", idempotency.Search{}, 10, "dead, then renewed", "dead, of another operation", taken.Scope.Key, "dead and expired")
+			}},
+		{"Store_CountCountsByOperationStateAndWhatIsOver",
+			"Whoever watches the records sees what hangs and what no purge has removed yet, and no number is made up.",
+			func(t *testing.T, f Fixture) {
+				want := map[idempotency.Count]int64{}
+				wantCounts := func(when string) {
+					t.Helper()
+					counts, err := f.Store.Count(within(t))
+					if err != nil {
+						t.Fatalf("%s: Count: %v", when, err)
+					}
+					got := make(map[idempotency.Count]int64, len(counts))
+					for _, c := range counts {
+						n := c.Records
+						c.Records = 0
+						if got[c] != 0 || n < 1 {
+							t.Errorf("%s: Count gives %+v with %d records, after %d of the same", when, c, n, got[c])
+						}
+						got[c] = n
+					}
+					if !maps.Equal(got, want) {
+						t.Errorf("%s: Count gives %+v,\nwant %+v", when, got, want)
+					}
+				}
+				wantCounts("without records")
+				const order, charge = "POST /v1/orders storetest.order", "storetest.charge"
+				for i, r := range []struct {
+					operation string
+					state     idempotency.RecordState
+					expired   bool
+					left      time.Duration
+					n         int64
+				}{
+					{order, idempotency.InProgress, false, length, 2},
+					{order, idempotency.InProgress, true, length, 1},
+					{order, idempotency.InProgress, false, 0, 3},
+					{order, idempotency.InProgress, true, 0, 1},
+					{order, idempotency.Completed, false, 0, 4},
+					{order, idempotency.Completed, true, 0, 2},
+					{order, idempotency.Failed, false, 0, 1},
+					{order, idempotency.Failed, true, 0, 2},
+					{charge, idempotency.InProgress, false, 0, 2},
+					{charge, idempotency.Completed, false, 0, 1},
+				} {
+					for n := range r.n {
+						c := leased(fmt.Sprint("count-", i, "-", n))
+						c.Scope.Operation = r.operation
+						c = at(c, c.Scope)
+						rec := inProgress(c, idempotency.Grant{Attempt: 1, Fence: 1})
+						rec.State, rec.Expired, rec.LeaseLeft = r.state, r.expired, r.left
+						f.Plant(t, c.ID, rec)
+					}
+					want[idempotency.Count{Operation: r.operation, State: r.state, Stuck: r.state == idempotency.InProgress && r.left == 0, Expired: r.expired}] = r.n
+				}
+				completed(t, take(t, f.Store, leased("count-completed"))) // these two have had a lease that will be over
+				want[idempotency.Count{Operation: order, State: idempotency.Completed}]++
+				if err := take(t, f.Store, leased("count-released")).Release(within(t)); err != nil {
+					t.Fatalf("Release: %v", err)
+				}
+				want[idempotency.Count{Operation: order, State: idempotency.Failed}]++
+				wantCounts("with leases that live and such as are over")
+				f.Age(t, overdue)
+				for c, n := range maps.Clone(want) {
+					if c.State == idempotency.InProgress && !c.Stuck {
+						delete(want, c)
+						c.Stuck = true
+						want[c] += n
+					}
+				}
+				wantCounts("when all leases are over")
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				if counts, err := f.Store.Count(ctx); !errors.Is(err, context.Canceled) {
+					t.Errorf("Count under a context that has ended gives %d counts and %v", len(counts), err)
+				}
 			}},
 		{"Store_FindShowsWhatHappenedWhen",
 			"Whether to release a key is decided by when it was claimed, how long its lease still runs and when it ends.",
@@ -169,9 +374,12 @@ func adminCases() []specCase {
 					t.Fatalf("Erase: %v, %v", changed, err)
 				}
 				want := finished(c, l.Grant(), idempotency.Completion{ResultType: tombstoneType})
+				want.DraftID = ""
 				wantLeased(t, f.Store, c, want)
-				if found, err := f.Store.Find(within(t), idempotency.Search{ExternalRef: success.ExternalRef}, 10); err != nil || len(found) != 0 {
-					t.Errorf("after Erase, Find by the reference gives %d records and %v", len(found), err)
+				for by, q := range map[string]idempotency.Search{"reference": {ExternalRef: success.ExternalRef}, "draft": {DraftID: c.DraftID}} {
+					if found, err := f.Store.Find(within(t), q, 10); err != nil || len(found) != 0 {
+						t.Errorf("after Erase, Find by the %s gives %d records and %v", by, len(found), err)
+					}
 				}
 				refused(t, f.Store, again(c))
 				refused(t, f.Store, corrected(c))
@@ -191,8 +399,21 @@ func adminCases() []specCase {
 				if changed, err := f.Store.Erase(within(t), d.ID, d.Attempt); err != nil || !changed {
 					t.Fatalf("Erase: %v, %v", changed, err)
 				}
-				wantRecord(t, f.Store, d, recorded(d, idempotency.Completion{ResultType: tombstoneType}))
-				wantDatabase(t, f, 2, "order")
+				want = recorded(d, idempotency.Completion{ResultType: tombstoneType})
+				want.DraftID = ""
+				wantRecord(t, f.Store, d, want)
+
+				e := leased("erase-3") // of one that has failed
+				if err := take(t, f.Store, e).Release(within(t)); err != nil {
+					t.Fatalf("Release: %v", err)
+				}
+				if changed, err := f.Store.Erase(within(t), e.ID, met(t, f.Store, e).Attempt); err != nil || !changed {
+					t.Fatalf("Erase: %v, %v", changed, err)
+				}
+				if rec := met(t, f.Store, e); rec.State != idempotency.Failed || rec.DraftID != "" {
+					t.Errorf("what is left of a failed one is %s with the draft %q", show(rec), rec.DraftID)
+				}
+				wantDatabase(t, f, 3, "order")
 			}},
 	}
 }
@@ -293,7 +514,7 @@ func purgeCases() []specCase {
 				purge(t, f, batch, idempotency.Purged{Buried: 1})
 				purge(t, f, batch, idempotency.Purged{})
 				for _, c := range claims {
-					if rec := refused(t, f.Store, again(c)); rec.ResultType != tombstoneType || len(rec.Result) != 0 || rec.ExternalRef != "" || rec.Hash != c.Hash {
+					if rec := refused(t, f.Store, again(c)); rec.ResultType != tombstoneType || len(rec.Result) != 0 || rec.ExternalRef != "" || rec.DraftID != "" || rec.Hash != c.Hash {
 						t.Errorf("a retry of %s meets %s", c.Scope.Key, show(rec))
 					}
 				}

@@ -550,21 +550,23 @@ func engineCases() []specCase {
 				wantDatabase(t, f, 2, "order")
 			}},
 		{"ReferenceAndOriginAreKeptForSupport_see1",
-			"Support finds the order by the authorisation id, and the attempt that did the work by its request id.",
+			"Support finds the order by the authorisation id or its draft, and the attempt that did the work by its request id.",
 			func(t *testing.T, f Fixture) {
 				watched := &spy{Store: f.Store}
 				s := &shop{f: f, then: func(ctx context.Context, _ int) error {
 					requestctx.From(ctx).SetExternalRef("auth-4711")
 					return nil
 				}}
-				first := call(within(t), open[defaults](t, watched, s), request(t, "reference-key-1"), order[defaults]{Note: "order"})
+				v := request(t, "reference-key-1")
+				v.DraftID = "draft-7"
+				first := call(within(t), open[defaults](t, watched, s), v, order[defaults]{Note: "order"})
 				executed(t, first)
 				rec := look(t, f.Store, watched.claim())
 				ctx, req := requestctx.New(within(t), request(t, "reference-key-1"))
-				if _, err := open[defaults](t, f.Store, s)(ctx, order[defaults]{Note: "order"}); err != nil || req.ExternalRef() != "auth-4711" {
-					t.Errorf("a replay's log line has the reference %q (%v)", req.ExternalRef(), err)
+				if _, err := open[defaults](t, f.Store, s)(ctx, order[defaults]{Note: "order"}); err != nil || req.ExternalRef() != "auth-4711" || req.DraftID() != "draft-7" {
+					t.Errorf("a replay's log line has the reference %q and the draft %q (%v)", req.ExternalRef(), req.DraftID(), err)
 				}
-				if rec == nil || rec.ExternalRef != "auth-4711" || rec.OriginRequestID != first.id || rec.Scope.Operation != "POST /v1/orders storetest.order" {
+				if rec == nil || rec.ExternalRef != "auth-4711" || rec.DraftID != "draft-7" || rec.OriginRequestID != first.id || rec.Scope.Operation != "POST /v1/orders storetest.order" {
 					t.Errorf("the record is %+v", rec)
 				}
 			}},

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"maps"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
@@ -30,6 +32,9 @@ type leaseHooks struct {
 	inTx        func(ctx context.Context, mem *memstore.Store, fn func(ctx context.Context) error) error
 	search      func(q idempotency.Search) idempotency.Search                 // what Find makes of a search
 	found       func(r *idempotency.Stored)                                   // what it makes of what it has found
+	stuck       func(r *idempotency.Record) bool                              // what it takes for stuck, in place of the store
+	count       func(c *idempotency.Count)                                    // what Count makes of each count
+	deaf        bool                                                          // Count does not end with its context
 	seen        func(now idempotency.AttemptID) idempotency.AttemptID         // what Free takes for seen, from what stands there
 	batch       func(b idempotency.PurgeBatch) idempotency.PurgeBatch         // what Purge makes of its batch
 	purge       func(s *brokenStore, purge func() error) (err error)          // what it does round it
@@ -61,6 +66,29 @@ func stands(about func(s *brokenStore, c *idempotency.Claim, rec idempotency.Rec
 			return lease(c)
 		}
 		return l, rec, err
+	}}}
+}
+
+// drafting is a hook on claims that get the key: they leave the draft that it says, from the claim and what stood there.
+func drafting(draft func(s *brokenStore, c *idempotency.Claim, rec *idempotency.Record) string) hooks {
+	return hooks{leaseHooks: leaseHooks{lease: func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
+		before, err := s.mem.Look(ctx, c)
+		if err != nil {
+			return nil, nil, err
+		}
+		l, rec, err := lease(c)
+		if l != nil {
+			(&brokenLease{store: s, claim: c}).put(func(r *idempotency.Record) { r.DraftID, r.LeaseLeft = draft(s, &c, before), c.Lease })
+		}
+		return l, rec, err
+	}}}
+}
+
+// searching is a hook that changes searches.
+func searching(change func(q *idempotency.Search)) hooks {
+	return hooks{leaseHooks: leaseHooks{search: func(q idempotency.Search) idempotency.Search {
+		change(&q)
+		return q
 	}}}
 }
 
@@ -518,6 +546,110 @@ var engineLeaseFaults = map[string]fault{
 			s.mem.Put(id, r)
 		}}},
 	},
+	"erase leaves the draft": {
+		caught: []string{"Store_EraseTakes"},
+		hooks: hooks{leaseHooks: leaseHooks{erased: func(s *brokenStore, id idempotency.ID, r idempotency.Record) {
+			if r.State == idempotency.Completed {
+				r.ResultType = "tombstone"
+			}
+			r.Result, r.ExternalRef = nil, ""
+			s.mem.Put(id, r)
+		}}},
+	},
+	"a tombstone shows the draft": {
+		caught: []string{"Store_PurgeBuries", "Store_EraseTakes"},
+		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {
+			if r.ResultType == "tombstone" {
+				r.DraftID = "draft-" + r.Scope.Key
+			}
+			return &r
+		}},
+	},
+	"a lease forgets the draft when it completes": {
+		caught: []string{"Store_DraftIsKept", "Store_FindGives", "Store_BusinessRows"},
+		hooks: after(byComplete, func(l *brokenLease, err error) error {
+			if err == nil {
+				l.put(func(r *idempotency.Record) { r.DraftID = "" })
+			}
+			return err
+		}),
+	},
+	"a takeover that names no draft forgets it": {
+		caught: []string{"Store_DraftIsKept", "Store_RecordsChange"},
+		hooks:  drafting(func(s *brokenStore, c *idempotency.Claim, rec *idempotency.Record) string { return c.DraftID }),
+	},
+	"a takeover keeps the draft that it finds": {
+		caught: []string{"Store_DraftIsKept", "Store_RecordsChange"},
+		hooks: drafting(func(_ *brokenStore, c *idempotency.Claim, rec *idempotency.Record) string {
+			if rec != nil && !rec.Expired && rec.DraftID != "" {
+				return rec.DraftID
+			}
+			return c.DraftID
+		}),
+	},
+	"a new life keeps the draft of the old one": {
+		caught: []string{"Store_DraftIsKept", "Store_RecordsChange"},
+		hooks: drafting(func(_ *brokenStore, c *idempotency.Claim, rec *idempotency.Record) string {
+			if rec != nil && c.DraftID == "" {
+				return rec.DraftID
+			}
+			return c.DraftID
+		}),
+	},
+	"a search does not look at the draft": {
+		caught: []string{"Store_FindGives", "Store_StuckIsFound"},
+		hooks:  searching(func(q *idempotency.Search) { q.DraftID = "" }),
+	},
+	"a search does not look at the request id": {
+		caught: []string{"Store_FindGives"},
+		hooks:  searching(func(q *idempotency.Search) { q.RequestID = "" }),
+	},
+	"a search for a draft folds its case": {
+		caught: []string{"Store_FindGives"},
+		hooks:  searching(func(q *idempotency.Search) { q.DraftID = strings.ToLower(q.DraftID) }),
+	},
+	"a search for nothing is one for what is stuck": {
+		caught: []string{"Store_FindGives"},
+		hooks:  searching(func(q *idempotency.Search) { q.Stuck = q.Stuck || q.IsZero() }),
+	},
+	"a live lease is stuck": {
+		caught: []string{"Store_StuckIsFound"},
+		hooks:  hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool { return r.State == idempotency.InProgress }}},
+	},
+	"what has ended is stuck where its lease is over": {
+		caught: []string{"Store_StuckIsFound"},
+		hooks:  hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool { return r.LeaseLeft == 0 }}},
+	},
+	"what has expired is not stuck": {
+		caught: []string{"Store_StuckIsFound"},
+		hooks: hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool {
+			return r.State == idempotency.InProgress && r.LeaseLeft == 0 && !r.Expired
+		}}},
+	},
+	"a count does not tell what is stuck": {
+		caught: []string{"Store_CountCounts"},
+		hooks:  hooks{leaseHooks: leaseHooks{count: func(c *idempotency.Count) { c.Stuck = false }}},
+	},
+	"a count takes all that is over for stuck": {
+		caught: []string{"Store_CountCounts"},
+		hooks:  hooks{leaseHooks: leaseHooks{count: func(c *idempotency.Count) { c.Stuck = c.Stuck || c.State != idempotency.InProgress }}},
+	},
+	"a count does not tell what has expired": {
+		caught: []string{"Store_CountCounts"},
+		hooks:  hooks{leaseHooks: leaseHooks{count: func(c *idempotency.Count) { c.Expired = false }}},
+	},
+	"a count knows no operations": {
+		caught: []string{"Store_CountCounts"},
+		hooks:  hooks{leaseHooks: leaseHooks{count: func(c *idempotency.Count) { c.Operation = c.Command() }}},
+	},
+	"a count counts groups": {
+		caught: []string{"Store_CountCounts"},
+		hooks:  hooks{leaseHooks: leaseHooks{count: func(c *idempotency.Count) { c.Records = 1 }}},
+	},
+	"a count outlives its context": {
+		caught: []string{"Store_CountCounts"},
+		hooks:  hooks{leaseHooks: leaseHooks{deaf: true}},
+	},
 	"what was erased is free": {
 		caught: []string{"Store_EraseTakes", "Store_RecordsChange", "ErasedOutcome"},
 		hooks: hooks{leaseHooks: leaseHooks{erased: func(s *brokenStore, id idempotency.ID, r idempotency.Record) {
@@ -553,13 +685,56 @@ func (s *brokenStore) Find(ctx context.Context, q idempotency.Search, limit int)
 	if s.hooks.search != nil {
 		q = s.hooks.search(q)
 	}
-	found, err := s.Store.Find(ctx, q, limit)
+	find := s.Store.Find
+	if q.Stuck && s.hooks.stuck != nil {
+		find = s.findStuck
+	}
+	found, err := find(ctx, q, limit)
 	if s.hooks.found != nil {
 		for i := range found {
 			s.hooks.found(&found[i])
 		}
 	}
 	return found, err
+}
+
+// findStuck is Find where the hook says what is stuck.
+func (s *brokenStore) findStuck(ctx context.Context, q idempotency.Search, limit int) (found []idempotency.Stored, err error) {
+	q.Stuck = false
+	for _, rec := range s.mem.Records() {
+		if q.ID = rec.Scope.ID(); s.hooks.stuck(&rec) {
+			one, err := s.Store.Find(ctx, q, 1)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, one...)
+		}
+	}
+	slices.SortFunc(found, func(a, b idempotency.Stored) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	return found[:min(len(found), limit)], nil
+}
+
+func (s *brokenStore) Count(ctx context.Context) ([]idempotency.Count, error) {
+	if s.hooks.deaf {
+		ctx = context.WithoutCancel(ctx)
+	}
+	counts, err := s.Store.Count(ctx)
+	if s.hooks.count == nil {
+		return counts, err
+	}
+	records := map[idempotency.Count]int64{}
+	for _, c := range counts {
+		s.hooks.count(&c)
+		n := c.Records
+		c.Records = 0
+		records[c] += n
+	}
+	counts = nil
+	for c, n := range records {
+		c.Records = n
+		counts = append(counts, c)
+	}
+	return counts, err
 }
 
 func (s *brokenStore) Free(ctx context.Context, id idempotency.ID, seen idempotency.AttemptID) (bool, error) {

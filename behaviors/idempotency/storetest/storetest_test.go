@@ -290,6 +290,23 @@ var faults = map[string]fault{
 			return d
 		}},
 	},
+	"the draft is not kept": {
+		caught: []string{"Store_CompletedAttempt", "Store_DraftIsKept", "ReferenceAndOrigin", "Store_FindGives"},
+		hooks: hooks{claim: func(c idempotency.Claim) idempotency.Claim {
+			c.DraftID = ""
+			return c
+		}},
+	},
+	"the draft is dropped when work is refused": {
+		caught: []string{"Store_DraftIsKept", "Store_RefusalUndoes"},
+		hooks: hooks{ended: func(s *brokenStore, a *brokenAttempt, how string, err error) error {
+			if rec, _ := s.mem.Look(context.Background(), a.claim); how == byRefuse && rec != nil {
+				rec.DraftID = ""
+				s.mem.Put(a.claim.ID, *rec)
+			}
+			return err
+		}},
+	},
 	"the origin is the reader's": {
 		caught: []string{"Store_CompletedAttempt", "FirstRuns", "LeasedCommandRuns"},
 		hooks: hooks{record: func(r idempotency.Record) *idempotency.Record {

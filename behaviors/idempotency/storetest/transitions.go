@@ -75,13 +75,13 @@ func transitionCase() specCase {
 				}
 				rec := idempotency.Record{
 					Scope: c.Scope, Hash: c.Hash, HashVersion: c.HashVersion, State: r.state, AfterExpiry: r.after, Expired: r.expired, LeaseLeft: r.left,
-					Attempt: old, Attempts: 3, Fence: 7, OriginRequestID: "request-old",
+					Attempt: old, Attempts: 3, Fence: 7, OriginRequestID: "request-old", DraftID: "draft-old",
 				}
 				if r.state == done {
 					rec.Result, rec.ResultType, rec.ExternalRef = []byte(`"old"`), "result/1", "reference-old"
 				}
 				if r.isStone {
-					rec.Result, rec.ResultType, rec.ExternalRef = nil, tombstoneType, ""
+					rec.Result, rec.ResultType, rec.ExternalRef, rec.DraftID = nil, tombstoneType, "", ""
 				}
 				f.Plant(t, c.ID, rec)
 				return c, old
@@ -93,6 +93,7 @@ func transitionCase() specCase {
 				}
 			}
 			claims("same payload", func(i int) string { return rows[i].same }, func(c idempotency.Claim) idempotency.Claim { return c })
+			claims("same payload, no draft", func(i int) string { return rows[i].same }, func(c idempotency.Claim) idempotency.Claim { c.DraftID = ""; return c })
 			claims("other payload", func(i int) string { return rows[i].other }, corrected)
 			claims("no takeover", func(i int) string { return rows[i].noTakeover }, func(c idempotency.Claim) idempotency.Claim { c.NoTakeover = true; return c })
 			claims("used up", func(i int) string { return rows[i].usedUp }, func(c idempotency.Claim) idempotency.Claim { c.MaxAttempts = 2; return c })
@@ -167,7 +168,11 @@ func claimOne(t *testing.T, f Fixture, name string, c idempotency.Claim, want st
 	if l.Grant() != g {
 		t.Errorf("%s: the grant is %+v, want %+v", name, l.Grant(), g)
 	}
-	if d := leasedDifference(after.Record, inProgress(c, g)); d != "" {
+	expected := inProgress(c, g)
+	if want == retried && c.DraftID == "" {
+		expected.DraftID = before.DraftID
+	}
+	if d := leasedDifference(after.Record, expected); d != "" {
 		t.Errorf("%s: the record differs from that of %s: %s", name, want, d)
 	}
 	wantLeaseLeft(t, f.Store, c, c.Lease)
@@ -217,7 +222,7 @@ func wantBecame(t *testing.T, name string, before, after *idempotency.Stored, wa
 		expected.State, expected.Attempts, expected.Attempt = idempotency.Failed, 1, after.Attempt
 		expected.LeaseUntil = after.LeaseUntil // it is over, as the next claim finds
 	case erased, buried:
-		expected.Result, expected.ExternalRef = nil, ""
+		expected.Result, expected.ExternalRef, expected.DraftID = nil, "", ""
 		if before.State == idempotency.Completed {
 			expected.ResultType = tombstoneType
 		}

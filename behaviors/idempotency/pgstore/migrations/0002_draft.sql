@@ -1,0 +1,8 @@
+-- The draft that the request of a record names before its dispatch: support is given a draft as often as a reference, and has it also of
+-- work that is still going on or was not done. NULL where the request named none, and after an erasure. It may be NULL because an
+-- older version of the program, which goes on during a rolling deploy, writes records without it (what that one erases
+-- meanwhile keeps its draft; erase it again); and a column without a default is added without writing the table anew.
+--
+-- There is no index on it, because each costs every command something; see Store.Find.
+
+ALTER TABLE idempotency_records ADD COLUMN draft_id text COLLATE "C";
