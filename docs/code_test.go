@@ -23,7 +23,7 @@ var known = func() map[string]string {
 	for _, path := range []string{
 		"bytes", "context", "crypto/sha256", "database/sql", "encoding/hex", "encoding/json", "errors", "fmt", "io", "log", "log/slog", "net/http", "os", "strings", "sync", "testing", "time",
 		"github.com/google/uuid", "github.com/jackc/pgx/v5/pgxpool", "go.uber.org/zap",
-		"github.com/tekil-go/tekil/behaviors/idempotency", "github.com/tekil-go/tekil/behaviors/idempotency/memstore", "github.com/tekil-go/tekil/behaviors/idempotency/pgstore",
+		"github.com/tekil-go/tekil/behaviors/idempotency", "github.com/tekil-go/tekil/behaviors/idempotency/console", "github.com/tekil-go/tekil/behaviors/idempotency/memstore", "github.com/tekil-go/tekil/behaviors/idempotency/pgstore",
 		"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest", "github.com/tekil-go/tekil/behaviors/idempotency/sqlitestore", "github.com/tekil-go/tekil/behaviors/idempotency/storetest",
 		"github.com/tekil-go/tekil/behaviors/telemetry", "github.com/tekil-go/tekil/behaviors/validation", "github.com/tekil-go/tekil/bus", "github.com/tekil-go/tekil/registry",
 		"github.com/tekil-go/tekil/requestctx", "github.com/tekil-go/tekil/requestctx/browser", "github.com/tekil-go/tekil/requestctx/client", "github.com/tekil-go/tekil/requestctx/httpedge",

@@ -264,7 +264,7 @@ func TestBR20_AKeyOnAnotherRouteIsAnotherIntent(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, d *database) {
 		kept, store := d.open(t)
-		b, err := newBus(kept, store, zap.NewNop(), options{})
+		b, _, err := newBus(kept, store, zap.NewNop(), options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -122,6 +122,12 @@ func TestABadConfigurationNeverStarts(t *testing.T) {
 			return d.flags()
 		}, "checkout: -sqlite FILE: SQL logic error: no such column: o.cart_id (1)" + sqliteHint},
 
+		{"a -console without a password", flags("-console", "secret"), "checkout: -console is a name and a password of 8 characters or more with a colon in between, for example -console ada:a-long-password"},
+		{"a -console with a short password", flags("-console", "ada:secret"), "checkout: -console is a name and a password of 8 characters or more with a colon in between, for example -console ada:a-long-password"},
+		{"a -console of nobody", flags("-console", ":secret-secret"), "checkout: -console is a name and a password of 8 characters or more with a colon in between, for example -console ada:a-long-password"},
+		{"an empty -console", flags("-console", ""),
+			"checkout: -console is empty; is a variable of the shell not set?"},
+
 		{"an empty -provider", flags("-provider", ""),
 			"checkout: -provider is empty; is a variable of the shell not set?"},
 		{"a provider without a scheme", flags("-provider", "127.0.0.1:9090"),
@@ -305,7 +311,7 @@ func TestTheProgramSaysWhereToClickAndWhatToTry(t *testing.T) {
 		t.Fatalf("-help: %v", err)
 	}
 	for _, flag := range []string{
-		"-addr", "-sqlite", "-postgres", "-drop-answers", "127.0.0.1:8080", "-provider ", "-provider-db", "-provider-delay", "-provider-fail-rate", "-no-keys", "-demo", "embedded",
+		"-addr", "-sqlite", "-postgres", "-drop-answers", "127.0.0.1:8080", "-provider ", "-provider-db", "-provider-delay", "-provider-fail-rate", "-no-keys", "-demo", "-console", "embedded",
 	} {
 		if !strings.Contains(help.stderr.String(), flag) {
 			t.Errorf("-help does not name %s:\n%s", flag, help.stderr.String())

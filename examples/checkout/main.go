@@ -4,7 +4,8 @@
 //	go run ./examples/checkout                              # an SQLite file, made on the way
 //	go run ./examples/checkout -postgres postgres://…       # PostgreSQL
 //
-// The page at / pays, makes trouble on the way, and shows what the server holds; -demo=false leaves the form and the list of orders.
+// The page at / pays, makes trouble on the way, and shows what the server holds; -demo=false leaves the form and the list of orders. With
+// -console ada:a-password the records can be looked at, and freed, at /ops/records/.
 //
 // By itself it makes the authorisation of a payment up, and the command is Atomic: all that it does is in one transaction. With a
 // payment provider, which it calls over HTTP, the command is Leased: the claim is committed first, the provider is called under a key that
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer closeStore()
-	o := options{noKeys: s.noKeys, dropAnswers: s.dropAnswers, demo: s.demo}
+	o := options{noKeys: s.noKeys, dropAnswers: s.dropAnswers, demo: s.demo, console: s.console}
 	providerKeeps := ""
 	drain := drainTime
 	if s.provider != "" {
@@ -160,6 +161,7 @@ type settings struct {
 	providerDelay    time.Duration
 	providerFailRate float64
 	noKeys           bool
+	console          login
 }
 
 func parse(args []string, stderr io.Writer) (s settings, err error) {
@@ -175,6 +177,7 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 	flags.DurationVar(&s.providerDelay, "provider-delay", 0, "how long the embedded provider sleeps between recording a payment and answering")
 	flags.Float64Var(&s.providerFailRate, "provider-fail-rate", 0, "share of requests, 0 to 1, that the embedded provider answers with an error: half of them before it has recorded the payment, half of them after")
 	flags.BoolVar(&s.noKeys, "no-keys", false, "for demonstrations: no key is read and none is sent to the provider, so every request is new")
+	flags.Var(&s.console, "console", "name:password of whoever may look at the records, at /ops/records/; without it there is no such page")
 	if err := flags.Parse(args); err != nil {
 		return s, err
 	}
@@ -206,6 +209,9 @@ func parse(args []string, stderr io.Writer) (s settings, err error) {
 		return s, fmt.Errorf("-provider-delay is %v; it must not be negative", s.providerDelay)
 	case !(s.providerFailRate >= 0 && s.providerFailRate <= 1): // as NaN is neither
 		return s, fmt.Errorf("-provider-fail-rate is %v; it is a share, from 0 for never to 1 for always", s.providerFailRate)
+	}
+	if err := s.console.check(); err != nil {
+		return s, err
 	}
 	if s.provider != "" && s.provider != embeddedProvider {
 		if s.provider, err = providerURL(s.provider); err != nil {
@@ -260,6 +266,9 @@ func greet(w io.Writer, base, where string, o options, providerKeeps string) {
 	}
 	if providerKeeps != "" {
 		fmt.Fprintf(&s, "checkout: the provider keeps what it holds in %s\n", providerKeeps)
+	}
+	if o.console != (login{}) {
+		fmt.Fprintf(&s, "checkout: %s may look at the records at %s%s/\n", o.console.name, base, consolePath)
 	}
 	fmt.Fprintf(&s, "checkout: what is counted is at %s/metrics, for Prometheus\n", base)
 	fmt.Fprintf(&s, "\nOpen       %[1]s/  to pay, and look at  %[1]s/api/v1/orders%[2]s\n\n", base, held)

@@ -31,11 +31,12 @@ type options struct {
 	dropAnswers bool
 	demo        bool // the page's switches, and what the server holds
 
+	console   login          // who may look at the records; nobody where it is zero
 	observers []bus.Observer // of every bus
 }
 
 // newBus is the whole wiring: which function serves which command.
-func newBus(kept orders, store idempotency.Store, logger *zap.Logger, o options) (*bus.Bus, error) {
+func newBus(kept orders, store idempotency.Store, logger *zap.Logger, o options) (*bus.Bus, registry.Description, error) {
 	service := checkout{kept, o.provider}
 	cfg := registry.Config{Logger: logger, Store: store, Observers: o.observers}
 	if o.demo {
@@ -55,7 +56,8 @@ func newBus(kept orders, store idempotency.Store, logger *zap.Logger, o options)
 	}
 	registry.HandleQuery(reg, service.find)
 	registry.HandleQuery(reg, service.list)
-	return reg.Build()
+	b, err := reg.Build()
+	return b, reg.Describe(), err
 }
 
 // placedBody is the answer's body: the result, and the id of this attempt, which is not that of the first one on a replay.
@@ -87,7 +89,7 @@ func newServer(kept orders, store idempotency.Store, logger *zap.Logger, o optio
 	if o.demo {
 		trouble, logger = newDemo(kept, o.provider, logger)
 	}
-	b, err := newBus(kept, store, logger, o)
+	b, pipeline, err := newBus(kept, store, logger, o)
 	if err != nil {
 		return nil, err
 	}
@@ -169,12 +171,12 @@ func newServer(kept orders, store idempotency.Store, logger *zap.Logger, o optio
 		if err := trouble.routes(mux, edge, store, logger, o.observers); err != nil {
 			return nil, err
 		}
-		return trouble.around(mux), nil
+		return withConsole(trouble.around(mux), store, logger, pipeline, o.console)
 	}
 	if o.dropAnswers {
-		return dropping(mux), nil
+		return withConsole(dropping(mux), store, logger, pipeline, o.console)
 	}
-	return mux, nil
+	return withConsole(mux, store, logger, pipeline, o.console)
 }
 
 // pagePolicy allows the page what it needs, which is all its own: its module and style, and requests to this server.
