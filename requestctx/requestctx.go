@@ -109,6 +109,8 @@ type Outcome struct {
 	Attempt int
 	// TookOver is true when this attempt took the key over from one that had died or hung.
 	TookOver bool
+	// OriginalTrace is, on a replay, the traceparent of the attempt that did the work, if it was traced; see [Request.SetTrace].
+	OriginalTrace string
 }
 
 // Attribute is a name and a value for the log line.
@@ -128,6 +130,7 @@ type Request struct {
 	outcome     Outcome
 	externalRef string
 	draftID     string
+	trace       string
 	attrs       []Attribute
 }
 
@@ -306,6 +309,27 @@ func (r *Request) SetDraftID(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.draftID = id
+}
+
+// Trace is the traceparent of this attempt.
+func (r *Request) Trace() string {
+	if r == nil {
+		return ""
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.trace
+}
+
+// SetTrace says in which trace and span this attempt is, as a traceparent of W3C Trace Context, so that replays can be linked to it, from
+// other processes as well: it goes into the record. Package telemetry calls it for spans that are sampled; applications have no need to.
+func (r *Request) SetTrace(traceparent string) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.trace = traceparent
 }
 
 // Add puts a name and a value on the log line, such as "basket_id"; the same name again replaces the value. At most

@@ -125,12 +125,13 @@ func (a *Admin) Release(ctx context.Context, id ID, i Intervention) error {
 	case rec.State == InProgress && rec.LeaseLeft > 0 && !i.LiveLease:
 		return &AdminError{action, "its lease is not over: an attempt is most likely at work; wait, or say that it is meant (Intervention.LiveLease)"}
 	}
-	return a.change(ctx, action, rec, i, a.cfg.Store.Free)
+	return a.change(ctx, action, rec, i, a.cfg.Store.Free, zap.String("external_ref", rec.ExternalRef), zap.String("draft_id", rec.DraftID))
 }
 
 // Erase takes the result, the external reference and the draft out of a record, for a request to be forgotten. Key and hash stay, so that
 // the intent is not done again: until the record has expired and is purged, its key is answered with an [*ExpiredError]. A record in progress is
-// refused. What other tables hold is the application's to erase.
+// refused. The line in the log holds the key and scope, which stay, and nothing of what was erased. What other tables and older lines of the log hold is
+// the application's to erase.
 func (a *Admin) Erase(ctx context.Context, id ID, i Intervention) error {
 	const action = "erase"
 	rec, err := a.intervene(ctx, action, id, i)
@@ -163,14 +164,15 @@ func (a *Admin) intervene(ctx context.Context, action string, id ID, i Intervent
 // changed is said where the record is not the one that was looked at.
 const changed = "the record has changed since it was read; look again"
 
-func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Intervention, do func(context.Context, ID, AttemptID) (bool, error)) error {
+func (a *Admin) change(ctx context.Context, action string, rec *Stored, i Intervention, do func(context.Context, ID, AttemptID) (bool, error), more ...zap.Field) error {
 	done, err := do(ctx, rec.ID, rec.Attempt)
-	line := []zap.Field{
+	line := []zap.Field{ // nothing that Erase takes out of a record
 		zap.String("action", action), zap.String("by", i.By), zap.String("reason", i.Reason),
 		zap.String("tenant", rec.Scope.Tenant), zap.String("client", rec.Scope.Client), zap.String("operation", rec.Scope.Operation),
 		zap.String("key", rec.Scope.Key), zap.String("state", string(rec.State)), zap.Int("attempts", rec.Attempts),
-		zap.String("external_ref", rec.ExternalRef), zap.String("draft_id", rec.DraftID), zap.Bool("live_lease", rec.LeaseLeft > 0),
+		zap.Bool("live_lease", rec.LeaseLeft > 0),
 	}
+	line = append(line, more...)
 	switch {
 	case err != nil:
 		a.cfg.Logger.Error("idempotency: an intervention failed", append(line, zap.Error(err))...)

@@ -234,18 +234,20 @@ func TestT15_EraseForgetsTheResultAndRemembersTheIntent(t *testing.T) {
 	b := newBench()
 	d := newDesk(t, b.stub)
 	v := keyed(t, "key-00000001")
-	v.ExternalRef = "auth-4711"
+	v.ExternalRef, v.DraftID = "auth-4711", "draft-of-grace"
 	ended[hurried](t, b, v, idempotency.Completed)
 	before := b.only(t)
-	if !strings.Contains(string(before.Result), `"a"`) || before.ExternalRef != "auth-4711" {
+	if !strings.Contains(string(before.Result), `"a"`) || before.ExternalRef != "auth-4711" || before.DraftID != "draft-of-grace" {
 		t.Fatalf("the record is %+v", before)
 	}
 	if err := d.Erase(t.Context(), before.ID, byAyse); err != nil {
 		t.Fatal(err)
 	}
 	line := d.wantLine(t, zapcore.WarnLevel, "erase")
-	if got := fmt.Sprint(line); strings.Contains(got, `cart`) || strings.Contains(got, string(before.Result)) {
-		t.Errorf("the line shows the result: %v", line)
+	for _, erased := range []string{`cart`, string(before.Result), "auth-4711", "draft-of-grace"} {
+		if strings.Contains(fmt.Sprint(line), erased) {
+			t.Errorf("the line shows %s, which was erased: %v", erased, line)
+		}
 	}
 	after := b.only(t)
 	if after.Result != nil || after.ExternalRef != "" || after.State != idempotency.Completed || after.Hash != before.Hash || after.ExpiresAt != before.ExpiresAt {

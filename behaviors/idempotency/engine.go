@@ -146,8 +146,12 @@ type dispatch struct {
 }
 
 func (d *dispatch) report(state requestctx.State, original string) {
+	trace := ""
+	if state == requestctx.StateReplayed {
+		trace = d.completed.OriginTrace
+	}
 	d.req.Report(requestctx.Outcome{
-		State: state, Replayed: state == requestctx.StateReplayed, OriginalRequestID: original,
+		State: state, Replayed: state == requestctx.StateReplayed, OriginalRequestID: original, OriginalTrace: trace,
 		ReusedExpired: d.reused && state == requestctx.StateExecuted, Detached: d.detached && state == requestctx.StateExecuted,
 		Attempt: d.grant.Attempt, TookOver: d.grant.TookOver,
 	})
@@ -446,7 +450,7 @@ func (d *dispatch) recorded(done Completion) (answer, error) {
 	d.completed = &Record{
 		Scope: d.claim.Scope, Hash: d.claim.Hash, HashVersion: d.claim.HashVersion, State: Completed, AfterExpiry: d.claim.AfterExpiry,
 		Attempt: d.claim.Attempt, Outcome: done.Outcome, Result: done.Result, ResultType: done.ResultType,
-		OriginRequestID: d.claim.OriginRequestID, ExternalRef: done.ExternalRef, DraftID: d.claim.DraftID,
+		OriginRequestID: d.claim.OriginRequestID, OriginTrace: d.claim.OriginTrace, ExternalRef: done.ExternalRef, DraftID: d.claim.DraftID,
 	}
 	d.report(requestctx.StateExecuted, d.claim.OriginRequestID)
 	return d.answerOf(d.completed, true)

@@ -36,7 +36,7 @@ func (d *dispatch) leased(ctx context.Context, w work) (a answer, err error) {
 	d.reused = d.grant.Attempt == 1 && (d.reused || d.grant.Reused)
 	d.flight.owner.Store(&Record{
 		Scope: d.claim.Scope, Hash: d.claim.Hash, HashVersion: d.claim.HashVersion, State: InProgress, AfterExpiry: d.claim.AfterExpiry,
-		Attempt: d.claim.Attempt, OriginRequestID: d.claim.OriginRequestID, DraftID: d.claim.DraftID, LeaseLeft: d.claim.Lease,
+		Attempt: d.claim.Attempt, OriginRequestID: d.claim.OriginRequestID, OriginTrace: d.claim.OriginTrace, DraftID: d.claim.DraftID, LeaseLeft: d.claim.Lease,
 	})
 	defer d.flight.owner.Store(nil)
 

@@ -174,7 +174,9 @@ type Record struct {
 	ResultType string
 	// OriginRequestID is the request id of the attempt that did the work.
 	OriginRequestID string
-	ExternalRef     string
+	// OriginTrace is that attempt's traceparent, if it was traced.
+	OriginTrace string
+	ExternalRef string
 	// DraftID is the draft that the request of that attempt was about, or of an earlier one of the key's present life where it said none.
 	DraftID string
 	// Expired is true when the retention is over, judged by the store's clock when it was read.
@@ -192,6 +194,8 @@ type Claim struct {
 	Attempt AttemptID
 	// OriginRequestID is this attempt's request id.
 	OriginRequestID string
+	// OriginTrace is this attempt's traceparent, or empty.
+	OriginTrace string
 	// DraftID is the draft that the request is about, or empty.
 	DraftID     string
 	Retention   time.Duration
@@ -327,7 +331,8 @@ type Search struct {
 	DraftID     string
 	// RequestID is the id of the attempt that did the work or does it. Those of replays are not in the records; the log has them.
 	RequestID string
-	// Stuck wants the records in progress whose lease is over, by the store's clock: nobody is at work, and nobody has said how it ended.
+	// Stuck wants the records that are in progress with their lease over, by the store's clock, and those that have failed: most likely nobody is at
+	// work on them, they are not done as far as is known, and a person may have to look. [Count.Stuck] is true for the former alone.
 	Stuck bool
 	// Tenant, Client and Operation narrow the search. They are compared where they are not nil.
 	Tenant, Client, Operation *string
@@ -343,7 +348,7 @@ type Count struct {
 	// Operation is as in [Scope].
 	Operation string
 	State     RecordState
-	// Stuck is true for those in progress whose lease is over.
+	// Stuck is true for those in progress whose lease is over. Those that have failed are told by State.
 	Stuck bool
 	// Expired is true for those whose retention is over and that no purge has removed yet.
 	Expired bool

@@ -323,7 +323,7 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C, key string) (*di
 		Engine: s.engine, name: s.name, policy: s.policy, req: req,
 		claim: Claim{
 			ID: scope.ID(), Scope: scope, Hash: hash, HashVersion: hashVersion(s.secret.Version, s.policy.Version),
-			Attempt: newAttemptID(), OriginRequestID: storable(req.ID()), DraftID: storable(req.DraftID()),
+			Attempt: newAttemptID(), OriginRequestID: storable(req.ID()), OriginTrace: traceOf(req), DraftID: storable(req.DraftID()),
 			Retention: s.policy.Retention, AfterExpiry: s.policy.AfterExpiry, Isolation: s.policy.Isolation,
 			Lease: s.policy.Lease, MaxAttempts: s.policy.MaxAttempts, NoTakeover: s.policy.Takeover == Refuse, Relaxed: s.policy.RelaxedClaim,
 		},
@@ -338,6 +338,14 @@ func (s *stage[C, R]) dispatch(req *requestctx.Request, cmd *C, key string) (*di
 			return hash, err == nil
 		},
 	}, nil
+}
+
+// traceOf is the request's traceparent. What is none has another length, and is not stored.
+func traceOf(req *requestctx.Request) string {
+	if t := req.Trace(); len(t) == len("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01") {
+		return storable(t)
+	}
+	return ""
 }
 
 // storable is s as every database takes it: PostgreSQL refuses NUL and what is not UTF-8, and would do so after the work.

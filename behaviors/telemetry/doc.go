@@ -70,10 +70,8 @@
 // where validation refused, and tekil.idempotency with the state that the stage came to. How long a claim waited or a commit took is
 // not to be seen; a handler's own spans and the database driver's show that. Only tekil.second_effect bears its own time.
 //
-// A replay's span has a link to the span that did the work, if that was sampled, by this Observer, and among the last 10 000 of its
-// kind. A record does not hold a trace id, so across processes there is no link: search for the span that has the value of
-// tekil.original_request_id as its own tekil.original_request_id and is not replayed. An edge that takes request ids from callers
-// lets them choose what is found under one.
+// A replay's span has a link to the span that did the work, if that was sampled. The record holds its traceparent, so the link is there in
+// every process and as long as the record. An attempt that died and was taken over is in no link: the record names the one that did the work.
 //
 // # What is not promised
 //

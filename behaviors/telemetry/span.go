@@ -3,10 +3,10 @@ package telemetry
 import (
 	"context"
 	"strings"
-	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tekil-go/tekil/bus"
@@ -64,23 +64,31 @@ func (o *Observer) endSpan(d *dispatch, e *ending, req *requestctx.Request) {
 	if e.reports && e.State != requestctx.StateNone {
 		d.span.AddEvent("tekil.idempotency", trace.WithAttributes(attribute.String("tekil.state", e.state)))
 	}
-	if e.reports && e.OriginalRequestID != "" {
-		o.link(d, e)
+	if e.reports && e.OriginalTrace != "" {
+		link(d.span, e.OriginalTrace)
 	}
 }
 
-// link links a replay to the span that did the work, and keeps the span of work done for replays to come.
-func (o *Observer) link(d *dispatch, e *ending) {
-	id := original{e.OriginalRequestID, d.command.inv.Name}
-	switch {
-	case e.Replayed:
-		if to, ok := o.originals.find(id); ok {
-			d.span.AddLink(trace.Link{SpanContext: to})
-		}
-	case e.State == requestctx.StateExecuted && len(id.request) <= maxText:
-		if own := d.span.SpanContext(); own.IsSampled() {
-			o.originals.keep(id, own)
-		}
+// onTheWire is how a span is named to other processes.
+var onTheWire propagation.TraceContext
+
+// traced notes the span of an attempt for the record, if it is sampled: nobody finds another one.
+func traced(req *requestctx.Request, span trace.Span) {
+	defer swallow()
+	parent := ""
+	if span.SpanContext().IsSampled() {
+		carrier := propagation.MapCarrier{}
+		onTheWire.Inject(trace.ContextWithSpan(context.Background(), span), carrier)
+		parent = carrier["traceparent"]
+	}
+	req.SetTrace(parent)
+}
+
+// link links a replay to the span that did the work, in whatever process.
+func link(span trace.Span, traceparent string) {
+	ctx := onTheWire.Extract(context.Background(), propagation.MapCarrier{"traceparent": traceparent})
+	if to := trace.SpanContextFromContext(ctx); to.IsValid() {
+		span.AddLink(trace.Link{SpanContext: to})
 	}
 }
 
@@ -99,44 +107,4 @@ func flag(to []attribute.KeyValue, key string, value bool) []attribute.KeyValue 
 		return to
 	}
 	return append(to, attribute.Bool(key, true))
-}
-
-// maxOriginals bounds what replays can be linked to. It is about 2 MB.
-const maxOriginals = 10_000
-
-// original names the work of a request: one request can send several commands.
-type original struct{ request, command string }
-
-// originals are the spans of the last maxOriginals of work done.
-type originals struct {
-	mu    sync.Mutex
-	spans map[original]trace.SpanContext
-	ring  []original // in the order of keeping
-	next  int        // the oldest, once the ring is full
-}
-
-func (r *originals) find(id original) (trace.SpanContext, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	span, ok := r.spans[id]
-	return span, ok
-}
-
-func (r *originals) keep(id original, span trace.SpanContext) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, known := r.spans[id]
-	if r.spans == nil {
-		r.spans = map[original]trace.SpanContext{}
-	}
-	r.spans[id] = span
-	switch {
-	case known:
-	case len(r.ring) < maxOriginals:
-		r.ring = append(r.ring, id)
-	default:
-		delete(r.spans, r.ring[r.next])
-		r.ring[r.next] = id
-		r.next = (r.next + 1) % maxOriginals
-	}
 }

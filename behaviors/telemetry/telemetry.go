@@ -35,12 +35,11 @@ type Config struct {
 // Observer counts and traces every dispatch (rules pipe-2, see-2). Make it with [New]; it is safe for concurrent use. A nil
 // Observer does nothing. Nothing that goes wrong in a provider or an exporter changes what becomes of a dispatch.
 type Observer struct {
-	metrics   *instruments // nil for none
-	tracer    trace.Tracer // nil for none
-	created   func(string) string
-	outcomes  values
-	effects   values
-	originals originals
+	metrics  *instruments // nil for none
+	tracer   trace.Tracer // nil for none
+	created  func(string) string
+	outcomes values
+	effects  values
 
 	mu       sync.RWMutex
 	commands map[bus.Invocation]*command
@@ -242,6 +241,9 @@ func (o *Observer) Started(ctx context.Context, inv bus.Invocation) context.Cont
 	d := &dispatch{Context: ctx, observer: o, command: o.command(ctx, inv), parent: dispatchOf(ctx), start: time.Now()}
 	if o.tracer != nil {
 		d.Context, d.span = o.startSpan(ctx, d.command)
+		if d.span != nil && reports(inv) {
+			traced(requestctx.From(ctx), d.span)
+		}
 	}
 	if o.metrics != nil {
 		d.inFlight = o.metrics.enter(d, 1, d.command.inFlight)

@@ -37,19 +37,20 @@ func (l *login) String() string {
 	return l.name + ":…"
 }
 
-// who is HTTP's own log-in: enough for a demonstration on the loopback address. An application has one of its own.
+// who is HTTP's own log-in: enough for a demonstration on the loopback address. An application has one of its own. The password is compared where the name is
+// wrong as well, so that the time tells neither.
 func (l *login) who(r *http.Request) (string, error) {
 	name, password, _ := r.BasicAuth()
-	if !same(name, l.name) || !same(password, l.password) {
+	if same(name, l.name)&same(password, l.password) != 1 || *l == (login{}) {
 		return "", errors.New("nobody of ours")
 	}
 	return l.name, nil
 }
 
-// same compares in a time that tells nothing.
-func same(a, b string) bool {
+// same is 1 for texts that are the same. It compares in a time that tells nothing.
+func same(a, b string) int {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
-	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
+	return subtle.ConstantTimeCompare(x[:], y[:])
 }
 
 const consolePath = "/ops/records"

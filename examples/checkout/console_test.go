@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 )
@@ -28,6 +29,32 @@ func operator(password string, more ...string) http.Header {
 		h.Set(more[i], more[i+1])
 	}
 	return h
+}
+
+func TestALoginAdmitsWhoeverItNamesAndTheZeroOneNobody(t *testing.T) {
+	t.Parallel()
+	ada := login{"ada", "a-long-password"}
+	for _, tc := range []struct {
+		of             login
+		name, password string
+		want           string
+	}{
+		{ada, "ada", "a-long-password", "ada"},
+		{ada, "ada", "a-long-passwort", ""},
+		{ada, "eve", "a-long-password", ""},
+		{ada, "", "", ""},
+		{login{}, "", "", ""},
+		{login{}, "ada", "a-long-password", ""},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/ops/records/", nil)
+		r.SetBasicAuth(tc.name, tc.password)
+		if who, err := tc.of.who(r); who != tc.want || (err == nil) != (tc.want != "") {
+			t.Errorf("%q with %q is %q, %v", tc.name, tc.password, who, err)
+		}
+	}
+	if who, err := new(login).who(httptest.NewRequest(http.MethodGet, "/ops/records/", nil)); who != "" || err == nil {
+		t.Errorf("without a header it is %q, %v", who, err)
+	}
 }
 
 // "Was he charged twice?": by his draft, by the authorisation on his card's statement, and while the switches make trouble.

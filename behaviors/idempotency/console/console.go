@@ -15,7 +15,9 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 )
@@ -43,7 +45,9 @@ type Config struct {
 	Timeout time.Duration
 	// CountTimeout bounds the counts of the first page, which read the whole table. Zero: [DefaultCountTimeout].
 	CountTimeout time.Duration
-	// Log gets the store's errors, which no answer shows. Nil: slog.Default().
+	// Log gets the store's errors, which no answer shows, and a line at level Info for each search (who, by what kind, how many were found;
+	// never what was searched for), for each record that is looked at (who, operation_id) and for each request that Who has refused (path). What is
+	// changed is in the log of Admin. Nil: slog.Default().
 	Log *slog.Logger
 }
 
@@ -58,7 +62,7 @@ func New(cfg Config) (http.Handler, error) {
 		return nil, errors.New("console: Config.Timeout and Config.CountTimeout must not be negative")
 	}
 	cfg.Timeout, cfg.CountTimeout = cmp.Or(cfg.Timeout, DefaultTimeout), cmp.Or(cfg.CountTimeout, DefaultCountTimeout)
-	c := &console{cfg: cfg, origin: http.NewCrossOriginProtection()}
+	c := &console{cfg: cfg, origin: http.NewCrossOriginProtection(), counting: make(chan struct{}, 1)}
 	if cfg.Pipeline != nil {
 		described, err := json.Marshal(cfg.Pipeline)
 		if err != nil {
@@ -73,7 +77,52 @@ type console struct {
 	cfg      Config
 	origin   *http.CrossOriginProtection
 	pipeline *pipelineView // nil for none
+	counting chan struct{} // full while somebody counts: a mutex for which nobody waits longer than for the counts
+	counted  atomic.Pointer[counted]
 }
+
+// counted is what a count has given, which others see for a while.
+type counted struct {
+	at     time.Time
+	counts []idempotency.Count
+	slow   bool
+}
+
+// countsLast is for how long nobody counts again.
+const countsLast = 5 * time.Second
+
+func (c *counted) fresh() bool { return c != nil && time.Since(c.at) < countsLast }
+
+// count counts the records, unless somebody just has: whoever loads the first page over and over does not keep the database busy with it. That
+// there was too little time is kept as well.
+func (x *exchange) count(ctx context.Context) ([]idempotency.Count, error) {
+	last := x.counted.Load()
+	if !last.fresh() {
+		select {
+		case x.counting <- struct{}{}:
+			defer func() { <-x.counting }()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		last = x.counted.Load() // of whoever counted meanwhile
+	}
+	if !last.fresh() {
+		counts, err := x.cfg.Admin.Count(ctx)
+		slow := err != nil && x.r.Context().Err() == nil && errors.Is(ctx.Err(), context.DeadlineExceeded)
+		if err != nil && !slow {
+			return nil, err
+		}
+		last = &counted{time.Now(), counts, slow}
+		x.counted.Store(last)
+	}
+	if last.slow {
+		return nil, errSlow
+	}
+	return last.counts, nil
+}
+
+// errSlow is what counting gives that took too long, now or a moment ago.
+var errSlow = errors.New("console: counting the records took too long")
 
 // exchange is one request.
 type exchange struct {
@@ -145,14 +194,22 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (x *exchange) serve() (*answer, *problem) {
 	who, err := x.cfg.Who(x.r)
 	if err != nil || strings.TrimSpace(who) == "" {
+		x.log(slog.LevelInfo, "console: a request was refused", slog.String("path", x.r.URL.Path))
 		return nil, errForbidden
 	}
 	x.who = who
+	if x.embedded() {
+		return nil, errOrigin
+	}
 	method, do := x.route()
+	reads := x.r.Method == http.MethodGet || x.r.Method == http.MethodHead
 	switch {
 	case do == nil:
 		return nil, errNoPage
-	case x.r.Method != method && !(method == http.MethodGet && x.r.Method == http.MethodHead):
+	case method == http.MethodPost && reads && !x.json: // the address of an answer to a form, opened anew
+		x.redirect(x.root() + strings.TrimSuffix(strings.TrimSuffix(x.path, "search"), "/release"))
+		return nil, nil
+	case x.r.Method != method && !(method == http.MethodGet && reads):
 		allow := method
 		if method == http.MethodGet {
 			allow = "GET, HEAD"
@@ -162,6 +219,14 @@ func (x *exchange) serve() (*answer, *problem) {
 		return nil, errOrigin
 	}
 	return do()
+}
+
+// embedded reports whether another site's page reads of ours, or makes the store work, as for an image or a frame of its own. Whoever follows a link from there
+// gets the page.
+func (x *exchange) embedded() bool {
+	h := x.r.Header
+	return h.Get("Sec-Fetch-Site") == "cross-site" && (x.r.Method == http.MethodGet || x.r.Method == http.MethodHead) &&
+		(h.Get("Sec-Fetch-Mode") != "navigate" || h.Get("Sec-Fetch-Dest") != "document")
 }
 
 // route finds what a path does, and the one method by which it is asked.
@@ -199,12 +264,12 @@ func (x *exchange) home() (*answer, *problem) {
 	}
 	ctx, cancel := context.WithTimeout(x.r.Context(), x.cfg.CountTimeout)
 	defer cancel()
-	counts, err := x.cfg.Admin.Count(ctx)
+	counts, err := x.count(ctx)
 	a := &answer{view: "home", data: countsOf(counts)}
 	if err == nil {
 		return a, nil
 	}
-	p := x.failed(ctx, err, fmt.Sprintf("Counting the records took longer than %v, so they were not counted. Look for what is stuck by its own page.", x.cfg.CountTimeout))
+	p := x.failed(ctx, err, fmt.Sprintf("Counting the records took longer than %v, so they were not counted. Look for what is stuck or has failed by its own page.", x.cfg.CountTimeout))
 	if x.json {
 		return nil, p
 	}
@@ -229,15 +294,19 @@ func (x *exchange) failed(ctx context.Context, err error, slow string) *problem 
 	switch {
 	case x.r.Context().Err() != nil: // nobody reads the answer
 		return errAway
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case err == errSlow, errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return &problem{slow, "DEADLINE_EXCEEDED", http.StatusServiceUnavailable, ""}
 	}
+	x.log(slog.LevelError, "console: the store of records does not answer", slog.Any("error", err))
+	return errAway
+}
+
+func (x *exchange) log(level slog.Level, text string, attrs ...slog.Attr) {
 	log := x.cfg.Log
 	if log == nil {
 		log = slog.Default()
 	}
-	log.ErrorContext(x.r.Context(), "console: the store of records does not answer", slog.Any("error", err))
-	return errAway
+	log.LogAttrs(x.r.Context(), level, text, attrs...)
 }
 
 // wantsJSON reports whether the answer is for a script: it asks for JSON and not for a page, or has sent JSON itself.
@@ -252,8 +321,8 @@ func sentAs(r *http.Request) string {
 	return t
 }
 
-// maxBody bounds a request's body, in bytes.
-const maxBody = 16 << 10
+// maxBody bounds a request's body, in bytes: five fields of characters that a form writes as 12 bytes each.
+const maxBody = 32 << 10
 
 // body reads the fields of a form, or of a JSON object whose values are texts and truths. A truth is "true" or "". The query is not read: what
 // stands there is kept by every proxy on the way.
@@ -300,18 +369,18 @@ func (x *exchange) body(names ...string) (map[string]string, *problem) {
 	}
 	for name, value := range fields {
 		if fields[name] = strings.TrimSpace(value); !printable(fields[name]) {
-			return nil, malformed("The field %s is longer than %d bytes, or holds what is no text.", name, maxText)
+			return nil, malformed("The field %s is longer than %d characters, or holds what is no text.", name, maxText)
 		}
 	}
 	return fields, nil
 }
 
-// maxText bounds a field, in bytes. The longest key has 128.
+// maxText bounds a field, in characters. The longest key has 128.
 const maxText = 500
 
 // printable reports whether databases take s for a text.
 func printable(s string) bool {
-	return len(s) <= maxText && strings.ToValidUTF8(s, "\x00") == s && !strings.Contains(s, "\x00")
+	return utf8.RuneCountInString(s) <= maxText && strings.ToValidUTF8(s, "\x00") == s && !strings.Contains(s, "\x00")
 }
 
 // redirect sends a browser to another page of ours, relative to this one, by GET.
@@ -320,9 +389,9 @@ func (x *exchange) redirect(to string) {
 	x.w.WriteHeader(http.StatusSeeOther)
 }
 
-// root is the way from the page to the console's first one.
+// root is the way from the page to the console's first one, as a browser goes it: to it a %2F in the address is no slash.
 func (x *exchange) root() string {
-	if depth := strings.Count(x.path, "/"); depth > 0 {
+	if depth := strings.Count(strings.TrimPrefix(x.r.URL.EscapedPath(), "/"), "/"); depth > 0 {
 		return strings.Repeat("../", depth)
 	}
 	return "./"

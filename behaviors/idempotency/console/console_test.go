@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,6 +96,17 @@ func TestRoutesMethodsAndBodiesThatAreNone(t *testing.T) {
 	d := newDesk(t)
 	id := d.put(kept("key-00000001", inProgress(0)))
 	for path, method := range routes(id) {
+		if method == "POST" { // the address of an answer to a form, opened anew in a browser
+			want := "./"
+			if path != "/search" {
+				want = "../../records/" + id.Operation()
+			}
+			for _, opened := range []string{"GET", "HEAD"} {
+				if w := d.ask(t, opened, path+"?q=x", ""); w.Code != 303 || w.Header().Get("Location") != want {
+					t.Errorf("%s %s leads to %d %q", opened, path, w.Code, w.Header().Get("Location"))
+				}
+			}
+		}
 		for _, wrong := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} {
 			if wrong == method || method == "GET" && wrong == "HEAD" {
 				continue
@@ -127,7 +140,7 @@ func TestRoutesMethodsAndBodiesThatAreNone(t *testing.T) {
 	}
 
 	const asJSON = "Content-Type: application/json"
-	long := strings.Repeat("k", 501)
+	long := strings.Repeat("ğ", 501)
 	for name, tc := range map[string]struct {
 		body, sent string
 		status     int
@@ -144,7 +157,7 @@ func TestRoutesMethodsAndBodiesThatAreNone(t *testing.T) {
 		"too long":            {form("q", long), "", 400, "MALFORMED_REQUEST"},
 		"a NUL":               {form("q", "a\x00b"), "", 400, "MALFORMED_REQUEST"},
 		"no UTF-8":            {form("q", "a\xffb"), "", 400, "MALFORMED_REQUEST"},
-		"far too long":        {form("q", strings.Repeat("k", 20<<10)), "", 413, "BODY_TOO_LARGE"},
+		"far too long":        {form("q", strings.Repeat("k", 40<<10)), "", 413, "BODY_TOO_LARGE"},
 		"a file":              {"x", "Content-Type: multipart/form-data; boundary=x", 415, "UNSUPPORTED_MEDIA_TYPE"},
 		"another site's":      {form("q", "key-00000001"), "Sec-Fetch-Site: cross-site", 403, "CROSS_ORIGIN"},
 	} {
@@ -156,6 +169,14 @@ func TestRoutesMethodsAndBodiesThatAreNone(t *testing.T) {
 			}
 			wantProblem(t, d.ask(t, "POST", "/search", tc.body, options...), tc.status, tc.code)
 		})
+	}
+	for _, fits := range []string{strings.Repeat("ğ", 500), strings.Repeat("\U0001F600", 500)} { // characters, not bytes
+		d.search(t, "q", fits, "by", "any", "tenant", fits, "client", fits, "command", fits)
+	}
+	for by, words := range map[string]string{"operation_id": "operation id", "id": "record id"} {
+		if p := decode[problem](t, d.ask(t, "POST", "/search", form("q", "x", "by", by), "json"), 400); p.Error != "What was given does not have the form of this kind: "+words+"." {
+			t.Errorf("it says %q", p.Error)
+		}
 	}
 	// A key in the query would be in the log of every proxy, so it is not even read there.
 	wantProblem(t, d.ask(t, "POST", "/search?q=key-00000001", "", "json"), 400, "MALFORMED_REQUEST")
@@ -199,7 +220,7 @@ func TestARecordIsFoundByWhateverSupportHas_see1(t *testing.T) {
 	}
 	w := d.ask(t, "GET", recordPath(id)+"?by=draft_id&by=key&by=<b>", "")
 	wantPage(t, w, 200, "<dd>key, draft id</dd>")
-	wantPage(t, d.ask(t, "POST", "/search", form("q", "key-0000")), 200, "Nothing was found.", `value="key-0000"`)
+	wantPage(t, d.ask(t, "POST", "/search", form("q", "key-0000")), 200, "Nothing was found.", "An external reference is in a record only when it is completed; the draft of a Leased command is there from the start.", `value="key-0000"`)
 }
 
 func TestOneTextMayBeSeveralThings(t *testing.T) {
@@ -219,7 +240,7 @@ func TestOneTextMayBeSeveralThings(t *testing.T) {
 	if !maps.Equal(by, map[string]int{"key,external_ref,draft_id": 1, "draft_id": 3}) {
 		t.Errorf("they are found by %v", by)
 	}
-	if want := "4 records: 3 done, 1 failed. orders.place was done 2 times, under as many keys or for as many clients: to the server these were different intents."; got.Summary != want {
+	if want := "4 records: 3 done, 1 failed. orders.place was done 2 times under this draft id, with different keys, clients, tenants or routes: to the server these were different intents."; got.Summary != want {
 		t.Errorf("the summary is %q", got.Summary)
 	}
 	wantPage(t, d.ask(t, "POST", "/search", form("q", "order-4711")), 200, "orders.place was done 2 times", "<dd>key, external reference, draft id</dd>")
@@ -277,29 +298,32 @@ func TestVerdictsSayInPlainWordsWhatIsKnown(t *testing.T) {
 		noRef := func(r *idempotency.Record) { r.ExternalRef = "" }
 		const done, same = "Done once, by request req-key-00000001 at 2000-01-01 00:00:00 UTC, external reference auth-key-00000001.", " Later tries with this key get the same answer and are not done again."
 		const newWork, refusedLater = " Its retention is over, so a later try with this key is new work.", " Later tries with this key are refused as expired."
-		const stuck = "Nobody knows whether it was done: attempt 2, by request req-key-00000001, began and never said how it ended. Nobody is at work on it now. Ask the other system, external reference auth-key-00000001, before it is done again."
-		const notDone = "Not done, as far as this database goes: the last attempt, by request req-key-00000001, left nothing here, or a person has released the key."
-		const elsewhere = " What was asked of other systems before may have been done there, external reference auth-key-00000001."
+		const stuck = "Nobody knows whether it was done: the last attempt, by request req-key-00000001, began and has not said how it ended. Nothing has been heard since its lease ended: most likely nobody is at work on it, but an attempt may still finish. Ask the other system before it is done again."
+		const notHere = "Nothing of it is committed in this database. What earlier attempts asked of other systems may have been done there, so look there as well."
+		const elsewhere = " It took at least 3 attempts; another system that an earlier one had called may have been asked more than once, so look there as well."
+		thrice := func(r *idempotency.Record) { r.Attempts = 3 }
 		for name, tc := range map[string]struct {
 			change []func(*idempotency.Record)
 			want   string
 		}{
-			"done":                     {nil, done + same},
-			"done without a reference": {[]func(*idempotency.Record){noRef}, "Done once, by request req-key-00000001 at 2000-01-01 00:00:00 UTC." + same},
-			"done, sealed":             {[]func(*idempotency.Record){ofType("sealed/1")}, done + same},
-			"done in three attempts":   {[]func(*idempotency.Record){func(r *idempotency.Record) { r.Attempts = 3 }}, done + " It took 3 attempts; another system that an earlier one had called may have been asked more than once, so look there as well." + same},
-			"done, left out":           {[]func(*idempotency.Record){ofType("omitted")}, done + " What came of it was not kept. Later tries with this key are not done again; they are told that the result was not kept."},
-			"done, expired":            {[]func(*idempotency.Record){expired}, done + newWork},
-			"done, a tombstone to be":  {[]func(*idempotency.Record){expired, tombstone}, done + refusedLater},
-			"done, erased":             {[]func(*idempotency.Record){ofType("tombstone"), noRef}, "Done once, by request req-key-00000001 at 2000-01-01 00:00:00 UTC. What came of it is no longer kept." + refusedLater},
-			"refused":                  {[]func(*idempotency.Record){refused, noRef}, "Refused for good with PAYMENT_DECLINED, by request req-key-00000001 at 2000-01-01 00:00:00 UTC. Nothing of it was kept in this database. Later tries with this key get the same refusal."},
-			"refused, erased":          {[]func(*idempotency.Record){refused, noRef, ofType("tombstone")}, "Refused for good, by request req-key-00000001 at 2000-01-01 00:00:00 UTC. Nothing of it was kept in this database." + refusedLater},
-			"at work":                  {[]func(*idempotency.Record){inProgress(time.Minute), func(r *idempotency.Record) { r.Attempts = 2 }}, "Being done now: attempt 2, by request req-key-00000001, holds the key. It is not decided yet; later tries with this key are told to wait."},
-			"stuck":                    {[]func(*idempotency.Record){inProgress(0), func(r *idempotency.Record) { r.Attempts = 2 }}, stuck + " The same request with this key goes on as its command says: it runs again, finds out first, or is refused."},
-			"stuck and expired":        {[]func(*idempotency.Record){inProgress(0), expired, func(r *idempotency.Record) { r.Attempts = 2 }}, stuck + " Its retention is over, so a request with this key is new work."},
-			"failed":                   {[]func(*idempotency.Record){failed}, notDone + " The same request with this key runs again, unless it has had too many attempts: then it waits for a release." + elsewhere},
-			"failed and expired":       {[]func(*idempotency.Record){failed, expired}, notDone + " Its retention is over, so a request with this key is new work." + elsewhere},
-			"nameless":                 {[]func(*idempotency.Record){noRef, func(r *idempotency.Record) { r.OriginRequestID = "" }}, "Done once, by a request without an id at 2000-01-01 00:00:00 UTC." + same},
+			"done":                      {nil, done + same},
+			"done without a reference":  {[]func(*idempotency.Record){noRef}, "Done once, by request req-key-00000001 at 2000-01-01 00:00:00 UTC." + same},
+			"done, sealed":              {[]func(*idempotency.Record){ofType("sealed/1")}, done + same},
+			"done in three attempts":    {[]func(*idempotency.Record){thrice}, done + elsewhere + same},
+			"done, left out":            {[]func(*idempotency.Record){ofType("omitted")}, done + " What came of it was not kept. Later tries with this key are not done again; they are told that the result was not kept."},
+			"done, expired":             {[]func(*idempotency.Record){expired}, done + newWork},
+			"done, a tombstone to be":   {[]func(*idempotency.Record){expired, tombstone}, done + refusedLater},
+			"done, erased":              {[]func(*idempotency.Record){ofType("tombstone"), noRef}, "Done once, by request req-key-00000001 at 2000-01-01 00:00:00 UTC. What came of it is no longer kept." + refusedLater},
+			"refused":                   {[]func(*idempotency.Record){refused, noRef}, "Refused for good with PAYMENT_DECLINED, by request req-key-00000001 at 2000-01-01 00:00:00 UTC. Nothing of it was kept in this database. Later tries with this key get the same refusal."},
+			"refused in three attempts": {[]func(*idempotency.Record){refused, noRef, thrice}, "Refused for good with PAYMENT_DECLINED, by request req-key-00000001 at 2000-01-01 00:00:00 UTC. Nothing of it was kept in this database." + elsewhere + " Later tries with this key get the same refusal."},
+			"refused, erased":           {[]func(*idempotency.Record){refused, noRef, ofType("tombstone")}, "Refused for good, by request req-key-00000001 at 2000-01-01 00:00:00 UTC. Nothing of it was kept in this database." + refusedLater},
+			"at work":                   {[]func(*idempotency.Record){inProgress(time.Minute), func(r *idempotency.Record) { r.Attempts = 2 }}, "Most likely being done now: an attempt, by request req-key-00000001, holds the key. One that has died would hold it as well, until its lease is over. It is not decided yet; later tries with this key are told to wait."},
+			"stuck":                     {[]func(*idempotency.Record){inProgress(0), func(r *idempotency.Record) { r.Attempts = 2 }}, stuck + " The same request with this key goes on as its command says: it runs again, finds out first, or is refused."},
+			"stuck and expired":         {[]func(*idempotency.Record){inProgress(0), expired, func(r *idempotency.Record) { r.Attempts = 2 }}, stuck + " Its retention is over, so a request with this key is new work."},
+			"failed":                    {[]func(*idempotency.Record){failed}, notHere + " The same request with this key runs again, unless it has had too many attempts: then it waits for a release."},
+			"failed too often":          {[]func(*idempotency.Record){failed, thrice}, notHere + " The same request with this key runs again, unless it has had too many attempts: then it waits for a release."},
+			"failed and expired":        {[]func(*idempotency.Record){failed, expired}, notHere + " Its retention is over, so a request with this key is new work."},
+			"nameless":                  {[]func(*idempotency.Record){noRef, func(r *idempotency.Record) { r.OriginRequestID = "" }}, "Done once, by a request without an id at 2000-01-01 00:00:00 UTC." + same},
 		} {
 			d := newDesk(t)
 			id := d.put(kept("key-00000001", tc.change...))
@@ -349,15 +373,15 @@ func TestTheFieldsForScriptsStayAsTheyAre(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second) // the bubble's clock
 		wantPage(t, d.ask(t, "GET", recordPath(live), ""), 200, "lease until <time datetime=\"2000-01-01T00:01:30Z\">2000-01-01 00:01:30 UTC</time> <span class=\"ago\">(in 60 s)</span>",
-			"first met <time datetime=\"2000-01-01T00:00:00Z\">2000-01-01 00:00:00 UTC</time> <span class=\"ago\">(30 s ago)</span>", "<li>1 attempt</li>")
+			"this life began <time datetime=\"2000-01-01T00:00:00Z\">2000-01-01 00:00:00 UTC</time> <span class=\"ago\">(30 s ago)</span>", "<li>at least 1 attempt</li>")
 		time.Sleep(3 * time.Hour)
 		wantPage(t, d.ask(t, "GET", recordPath(live), ""), 200, "over since", "(2 h ago)", "(3 h ago)", "(in 2 days)")
 		type counts struct {
-			Records, Stuck int64
-			Counts         []map[string]any
+			Records, Stuck, Failed int64
+			Counts                 []map[string]any
 		}
 		got := decode[counts](t, d.ask(t, "GET", "/", "", "json"), 200)
-		if fmt.Sprint(got) != "{2 1 [map[command:orders.place expired:false operation:POST /v1/orders orders.place records:1 state:completed stuck:false] map[command:orders.place expired:false operation:POST /v1/orders orders.place records:1 state:in_progress stuck:true]]}" {
+		if fmt.Sprint(got) != "{2 1 0 [map[command:orders.place expired:false operation:POST /v1/orders orders.place records:1 state:completed stuck:false] map[command:orders.place expired:false operation:POST /v1/orders orders.place records:1 state:in_progress stuck:true]]}" {
 			t.Errorf("the counts are %v", got)
 		}
 		if got := decode[map[string][]string](t, d.ask(t, "GET", "/pipeline", "", "json"), 200); len(got["commands"]) != 1 {
@@ -369,33 +393,42 @@ func TestTheFieldsForScriptsStayAsTheyAre(t *testing.T) {
 
 func TestCountsAreByCommandAndWhatIsStuckStandsOut(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, countsAreByCommand)
+}
+
+func countsAreByCommand(t *testing.T) {
 	d := newDesk(t)
 	home := func(says ...string) {
 		t.Helper()
+		time.Sleep(5 * time.Second) // the bubble's clock: nobody counts again before that
 		w := d.ask(t, "GET", "/", "")
 		for _, row := range regexp.MustCompile(`<tr role="row">.*</tr>`).FindAllString(w.Body.String(), -1) { // as a row of words beside
 			w.Body.WriteString(strings.Join(strings.Fields(regexp.MustCompile(`<[^>]*>`).ReplaceAllString(row, " ")), " ") + "\n")
 		}
 		wantPage(t, w, 200, says...)
 	}
-	home("Nothing is stuck.", "There are none.")
+	home("Nothing is stuck, and nothing has failed.", "There are none.")
 	d.put(kept("key-00000001"))
 	d.put(kept("key-00000002", func(r *idempotency.Record) { r.Expired, r.Scope.Operation = true, "orders.place" }))
 	d.put(kept("key-00000003", failed))
 	d.put(kept("key-00000004", inProgress(time.Minute)))
-	home("Nothing is stuck.", "orders.place 2 1 0 1 4 1")
+	home("Nothing is stuck. <b>1 failed.</b> Nothing of it is committed in this database.", `<a href="./stuck">Look at what is stuck or has failed</a>`, "orders.place 2 1 0 1 4 1")
 	d.put(kept("key-00000005", inProgress(0)))
-	home("<b>1 stuck.</b> Nobody is at work on it", `<a href="./stuck">Look at it</a>`)
+	home("<b>1 stuck.</b> Nothing has been heard since its lease ended: most likely nobody is at work on it, but an attempt may still finish. <b>1 failed.</b>")
 	d.put(kept("key-00000006", inProgress(0), func(r *idempotency.Record) { r.Scope.Operation, r.Scope.Tenant = "mail.send", "other" }))
-	home("<b>2 stuck.</b>", "mail.send 0 0 1 0 1 0", "orders.place 2 1 1 1 5 1", `data-label="Stuck" class="alarm">1</td>`)
-	wantPage(t, d.ask(t, "GET", "/stuck", ""), 200, "2 records: 2 stuck.")
-	if got := decode[found](t, d.ask(t, "GET", "/stuck", "", "json"), 200); len(got.Records) != 2 || !got.Records[0].Stuck {
-		t.Errorf("%+v", got)
+	home("<b>2 stuck.</b> Nothing has been heard since their leases ended: most likely nobody is at work on them, but an attempt may still finish.", "mail.send 0 0 1 0 1 0", "orders.place 2 1 1 1 5 1", `data-label="Stuck" class="alarm">1</td>`)
+	wantPage(t, d.ask(t, "GET", "/stuck", ""), 200, "3 records: 2 stuck, 1 failed.", "Nothing has been heard since its lease ended: most likely nobody is at work on it, but an attempt may still finish.", "<dt>Last request</dt>")
+	got := map[string]bool{}
+	for _, r := range decode[found](t, d.ask(t, "GET", "/stuck", "", "json"), 200).Records {
+		got[r.RequestID+" "+r.State] = r.Stuck
+	}
+	if !maps.Equal(got, map[string]bool{"req-key-00000003 failed": false, "req-key-00000005 in_progress": true, "req-key-00000006 in_progress": true}) {
+		t.Errorf("listed are %v", got)
 	}
 	if got := d.search(t, "by", "stuck", "tenant", "other"); len(got.Records) != 1 || got.Records[0].Command != "mail.send" {
 		t.Errorf("%+v", got)
 	}
-	wantPage(t, newDesk(t).ask(t, "GET", "/stuck", ""), 200, "Nothing is stuck.")
+	wantPage(t, newDesk(t).ask(t, "GET", "/stuck", ""), 200, "Nothing is stuck, and nothing has failed.")
 }
 
 func TestNoAnswerHoldsAKeyAResultARefusalsWordsOrACard_see1(t *testing.T) {
@@ -437,12 +470,16 @@ func TestNoAnswerHoldsAKeyAResultARefusalsWordsOrACard_see1(t *testing.T) {
 			id := kept(key, about).Scope.ID()
 			hear(d.ask(t, "GET", recordPath(id), "", options...))
 			hear(d.ask(t, "POST", recordPath(id)+"/release", form("reason", "ticket 1", "seen", "00"), options...))
-			hear(d.ask(t, "POST", recordPath(id)+"/release", form("reason", "ticket 1", "seen", seen(kept(key))), options...))
+			w := d.ask(t, "POST", recordPath(id)+"/release", form("reason", "ticket 1", "seen", seen(kept(key))), options...)
+			if hear(w); w.Code == 303 {
+				hear(d.follow(t, w, recordPath(id)+"/release"))
+			}
 		}
 	}
 	if !strings.Contains(said.String(), "LIMIT") || !strings.Contains(said.String(), "8e03…") || !strings.Contains(said.String(), "Released.") {
 		t.Fatalf("little was said: %s", said.String())
 	}
+	said.WriteString(d.own.String())
 	for _, secret := range append(keys, card, "o-1", message, "grace", data, sealed, "30313233", "0123456789abcdef", "MDEyMzQ1") {
 		if at := strings.Index(said.String(), secret); at >= 0 {
 			t.Errorf("%q is said: …%s", secret, said.String()[max(0, at-200):at])
@@ -485,7 +522,12 @@ func TestReleaseIsForSomebodyWithAReasonWhoHasSeenTheRecord_L22(t *testing.T) {
 		wantPage(t, d.ask(t, "POST", path+"/release", form("reason", "x", "seen", strings.Repeat("08", 16))), 409, "Not released: the record has changed since it was read; look again.", `href="../../console.css"`)
 
 		w := d.ask(t, "POST", path+"/release", form("reason", "ticket 4711: nothing at the provider", "seen", seen(rec)))
-		wantPage(t, w, 200, "Released. The next request", "<li>1 attempt</li>", `action="../../records/`)
+		const says = "Released. The next request with this key and the same payload runs."
+		wantPage(t, d.follow(t, w, path+"/release"), 200, says, "<li>at least 1 attempt</li>", `action="../records/`)
+		released := d.store.Records()[0]
+		if got := w.Header().Get("Location"); got != "../.."+path+"?released="+seen(released) {
+			t.Errorf("it leads to %q", got)
+		}
 		lines := d.logs.TakeAll()
 		if len(lines) != 1 || lines[0].ContextMap()["by"] != "ayse" || lines[0].ContextMap()["reason"] != "ticket 4711: nothing at the provider" || lines[0].ContextMap()["live_lease"] != false {
 			t.Fatalf("the lines are %+v", lines)
@@ -493,7 +535,19 @@ func TestReleaseIsForSomebodyWithAReasonWhoHasSeenTheRecord_L22(t *testing.T) {
 		if got := d.store.Records()[0]; got.State != idempotency.Failed || got.Attempt == rec.Attempt || got.Attempts != 1 {
 			t.Errorf("the record is %+v", got)
 		}
-		// The page of before, sent once more by a reload: the record is not the one that was seen.
+		for name, change := range map[string]func(*idempotency.Record){
+			"in another attempt": func(r *idempotency.Record) { r.Attempt = idempotency.AttemptID{9} },
+			"in progress again":  func(r *idempotency.Record) { r.State, r.LeaseLeft = idempotency.InProgress, time.Hour },
+		} {
+			later := released
+			change(&later)
+			d.put(later)
+			if w := d.follow(t, w, path+"/release"); strings.Contains(w.Body.String(), says) {
+				t.Errorf("%s it is still said to be released", name)
+			}
+		}
+		d.put(released)
+		// The page of before, sent once more by going back: the record is not the one that was seen.
 		wantPage(t, d.ask(t, "POST", path+"/release", form("reason", "ticket 4711", "seen", seen(rec))), 409, "has changed")
 	}
 }
@@ -510,7 +564,8 @@ func TestWhoHangsUpHasStillReleased(t *testing.T) {
 	cancel()
 	w := httptest.NewRecorder()
 	d.ServeHTTP(w, r.WithContext(ctx))
-	wantPage(t, w, 200, "Released.")
+	wantPage(t, d.follow(t, w, path+"/release"), 200, "Released.")
+	d.own.Reset()
 	if got := d.store.Records()[0]; got.State != idempotency.Failed {
 		t.Errorf("the record is %+v", got)
 	}
@@ -530,7 +585,7 @@ func TestALiveLeaseIsTakenOnlyWhereThatIsMeant_L22(t *testing.T) {
 	path := recordPath(d.put(rec))
 	wantPage(t, d.ask(t, "GET", path, ""), 200, `<input type="checkbox" name="live_lease" value="true">`)
 	const why = "Not released: an attempt is most likely at work. Wait until its lease is over, or say that a live lease is meant."
-	wantPage(t, d.ask(t, "POST", path+"/release", form("reason", "x", "seen", seen(rec))), 409, why)
+	wantPage(t, d.ask(t, "POST", path+"/release", form("reason", "x", "seen", seen(rec))), 409, why, `action="../../records/`)
 	if p := decode[problem](t, d.ask(t, "POST", path+"/release", `{"reason":"x","seen":"`+seen(rec)+`","live_lease":false}`, "Content-Type: application/json", "Accept: */*"), 409); p.Error != why || p.Code != "IDEMPOTENCY_ADMIN_REFUSED" {
 		t.Errorf("%+v", p)
 	}
@@ -620,6 +675,10 @@ func TestAStoreThatIsTooSlowSaysWhatHelps(t *testing.T) {
 		wantPage(t, d.ask(t, "GET", "/", ""), 200, "Counting the records took longer than 2s", `action="./search"`, `href="./stuck"`)
 		took(console.DefaultCountTimeout)
 		wantProblem(t, d.ask(t, "GET", "/", "", "json"), 503, "DEADLINE_EXCEEDED")
+		took(0) // the next one does not find out again, for a while
+		time.Sleep(5 * time.Second)
+		took(5 * time.Second)
+		wantProblem(t, d.ask(t, "GET", "/", "", "json"), 503, "DEADLINE_EXCEEDED")
 		took(console.DefaultCountTimeout)
 
 		// The key has an index, and the reference has none.
@@ -649,12 +708,12 @@ func TestAStoreThatIsTooSlowSaysWhatHelps(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 		took(console.DefaultTimeout)
-		wantPage(t, d.ask(t, "GET", "/stuck", ""), 503, "has not looked for: what is stuck.")
+		wantPage(t, d.ask(t, "GET", "/stuck", ""), 503, "has not looked for: what is stuck or has failed.")
 		took(console.DefaultTimeout)
 		d.store.find = func(ctx context.Context, _ idempotency.Search) error { return slow(ctx) }
 		wantPage(t, d.ask(t, "GET", recordPath(id), ""), 503, "The store took longer than 5s to give the record.")
 		took(console.DefaultTimeout)
-		if d.own.Len() > 0 {
+		if strings.Contains(d.own.String(), "level=ERROR") {
 			t.Errorf("what is slow is logged as an error: %s", d.own)
 		}
 	})
@@ -759,3 +818,219 @@ func TestWhatStrangersWroteIsTextOnThePage(t *testing.T) {
 }
 
 const hostileQuery = "%22%3E%3Cscript%3E"
+
+func TestWhatAnotherSitesPageReadsOfOursIsRefused(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	id := d.put(kept("key-00000001", inProgress(0)))
+	d.store.find = func(context.Context, idempotency.Search) error { t.Error("the store was asked"); return nil }
+	d.store.count = func(context.Context) error { t.Error("the store was asked"); return nil }
+	fetch := func(site, mode, dest string) []string {
+		return []string{"Sec-Fetch-Site: " + site, "Sec-Fetch-Mode: " + mode, "Sec-Fetch-Dest: " + dest}
+	}
+	for path := range routes(id) {
+		for _, method := range []string{"GET", "HEAD"} {
+			for _, how := range [][]string{fetch("cross-site", "no-cors", "image"), fetch("cross-site", "cors", "empty"), fetch("cross-site", "navigate", "iframe"),
+				fetch("cross-site", "navigate", "embed"), fetch("cross-site", "no-cors", "document"), fetch("cross-site", "", "")} {
+				wantPage(t, d.ask(t, method, path, "", how...), 403, "This request was sent by a page of another site")
+				wantProblem(t, d.ask(t, method, path, "", append(how, "json")...), 403, "CROSS_ORIGIN")
+			}
+		}
+	}
+	d.store.find, d.store.count = nil, nil
+	for path, method := range routes(id) {
+		for _, how := range [][]string{fetch("cross-site", "navigate", "document"), fetch("same-origin", "no-cors", "style"), fetch("none", "navigate", "document"), fetch("same-site", "navigate", "document"), nil} {
+			if w := d.ask(t, "GET", path, "", how...); method == "GET" && w.Code != 200 {
+				t.Errorf("%s %v: %d", path, how, w.Code)
+			}
+		}
+	}
+}
+
+func TestOneCountsForAllWhoLookMeanwhileAndForAWhile(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		rec := kept("key-00000001", inProgress(0))
+		id := d.put(rec)
+		var counted, now atomic.Int32
+		takes, fails := time.Second, error(nil)
+		d.store.count = func(ctx context.Context) error {
+			counted.Add(1)
+			if now.Add(1) > 1 {
+				t.Error("two count at once")
+			}
+			defer now.Add(-1)
+			select {
+			case <-time.After(takes):
+				return fails
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		home := func(n int, status int, says string) {
+			t.Helper()
+			var all sync.WaitGroup
+			for range n {
+				all.Go(func() { wantPage(t, d.ask(t, "GET", "/", ""), status, says) })
+			}
+			all.Wait()
+		}
+		want := func(when string, n int32) {
+			t.Helper()
+			if got := counted.Swap(0); got != n {
+				t.Errorf("%s: counted %d times, want %d", when, got, n)
+			}
+		}
+		home(20, 200, "<b>1 stuck.</b>")
+		want("twenty at once", 1)
+		time.Sleep(4999 * time.Millisecond)
+		home(1, 200, "<b>1 stuck.</b>")
+		want("within five seconds", 0)
+		time.Sleep(time.Millisecond)
+		home(1, 200, "<b>1 stuck.</b>")
+		want("after five seconds", 1)
+		d.ask(t, "POST", recordPath(id)+"/release", form("reason", "x", "seen", seen(rec)))
+		home(1, 200, "Nothing is stuck. <b>1 failed.</b>")
+		want("after a release", 1)
+
+		time.Sleep(5 * time.Second)
+		takes = time.Hour
+		home(20, 200, "Counting the records took longer than 2s")
+		want("too slowly", 1)
+		time.Sleep(5 * time.Second)
+		takes, fails = 0, errDriver
+		home(2, 503, "The store of records does not answer.")
+		want("of a store that is away", 2)
+		fails = nil
+		home(1, 200, "Nothing is stuck.")
+		want("of one that is back", 1)
+
+		// Who hangs up takes nothing away from the next one.
+		time.Sleep(5 * time.Second)
+		takes = time.Second
+		r := httptest.NewRequest("GET", "/", nil)
+		r.AddCookie(&http.Cookie{Name: "session", Value: "ayse"})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		d.ServeHTTP(httptest.NewRecorder(), r.WithContext(ctx))
+		home(1, 200, "Nothing is stuck.")
+		want("after somebody who hung up", 2)
+	})
+}
+
+func TestARecordThatIsNamedByItsIdEndsTheSearch(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	id := d.put(kept("key-00000001"))
+	asked := 0
+	d.store.find = func(context.Context, idempotency.Search) error { asked++; return nil }
+	for text, tries := range map[string]int{id.Operation(): 1, uuid(id): 2, strings.ReplaceAll(uuid(id), "-", ""): 1, "key-00000001": 4} {
+		asked = 0
+		if got := d.search(t, "q", text); len(got.Records) != 1 || asked != tries {
+			t.Errorf("%q: %d records by %d searches, want %d", text, len(got.Records), asked, tries)
+		}
+	}
+	// Not the one that is wanted: what is narrowed away is no hit.
+	asked = 0
+	if got := d.search(t, "q", id.Operation(), "command", "mail.send"); len(got.Records) != 0 || asked != 6 {
+		t.Errorf("%d records by %d searches", len(got.Records), asked)
+	}
+}
+
+func TestWhatWasDoneTwiceIsCountedAmongThoseFoundByTheSameKind(t *testing.T) {
+	t.Parallel()
+	draft := func(r *idempotency.Record) { r.DraftID = "text-4711" }
+	request := func(r *idempotency.Record) { r.OriginRequestID = "text-4711" }
+	const repeated = " orders.place was done 2 times under this %s, with different keys, clients, tenants or routes: to the server these were different intents."
+	for name, tc := range map[string]struct {
+		records []idempotency.Record
+		kinds   []string
+	}{
+		"found by different kinds":           {[]idempotency.Record{kept("text-4711"), kept("key-00000002", draft)}, nil},
+		"found by the same kind":             {[]idempotency.Record{kept("key-00000001", draft), kept("key-00000002", draft)}, []string{"draft id"}},
+		"of another tenant":                  {[]idempotency.Record{kept("text-4711"), kept("text-4711", func(r *idempotency.Record) { r.Scope.Tenant = "other" })}, []string{"key"}},
+		"by another route":                   {[]idempotency.Record{kept("text-4711"), kept("text-4711", func(r *idempotency.Record) { r.Scope.Operation = "orders.place" })}, []string{"key"}},
+		"found by two kinds":                 {[]idempotency.Record{kept("key-00000001", draft, request), kept("key-00000002", draft, request)}, []string{"draft id"}},
+		"others by each of two kinds":        {[]idempotency.Record{kept("key-00000001", draft), kept("key-00000002", draft), kept("key-00000003", request), kept("key-00000004", request)}, []string{"draft id", "request id"}},
+		"of which one is not done":           {[]idempotency.Record{kept("key-00000001", draft), kept("key-00000002", draft, failed)}, nil},
+		"one by a kind, two by another kind": {[]idempotency.Record{kept("text-4711"), kept("key-00000002", draft), kept("key-00000003", draft)}, []string{"draft id"}},
+	} {
+		d := newDesk(t)
+		for _, r := range tc.records {
+			d.put(r)
+		}
+		want := ""
+		for _, k := range tc.kinds {
+			want += fmt.Sprintf(repeated, k)
+		}
+		if _, got, _ := strings.Cut(d.search(t, "q", "text-4711").Summary, "."); got != want {
+			t.Errorf("%s:\n%q, want\n%q", name, got, want)
+		}
+	}
+}
+
+func TestNoAddressMakesLinksThatLeadOutside(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	id := d.put(kept("key-00000001", inProgress(0)))
+	h := http.StripPrefix("/ops/records", d.Handler)
+	const base = "/ops/records/"
+	d.Handler = h
+	for _, path := range []string{"records%2F" + id.Operation(), "records%2F" + id.Operation() + "%2Frelease", "records/" + id.Operation() + "%2Frelease", "a%2Fb%2Fc%2Fd", "%2F%2F", "%2Fevil.example", "records%2F..%2F..%2F.."} {
+		w := d.ask(t, "GET", base+path, "")
+		at := httptest.NewRequest("GET", base+path, nil).URL
+		targets := []string{w.Header().Get("Location")}
+		for _, l := range link.FindAllStringSubmatch(w.Body.String(), -1) {
+			targets = append(targets, l[1])
+		}
+		for _, target := range targets {
+			if to, err := at.Parse(target); err != nil || !strings.HasPrefix(target, "data:") && !strings.HasPrefix(to.Path, base) {
+				t.Errorf("%s (%d) leads to %q, %v", path, w.Code, target, to)
+			}
+		}
+	}
+}
+
+func TestTheLogSaysWhoLookedAndNeverForWhat(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	rec := kept("key-00000001", inProgress(0))
+	id := d.put(rec)
+	d.put(kept("key-00000002", inProgress(0)))
+	looked := `level=INFO msg="console: a record was looked at" who=ayse operation_id=` + id.Operation() + "\n"
+	searched := func(by string, n int) string {
+		return fmt.Sprintf("level=INFO msg=\"console: records were searched for\" who=ayse by=%s records=%d\n", by, n)
+	}
+	for _, tc := range []struct {
+		method, path, body string
+		options            []string
+		want               string
+	}{
+		{"POST", "/search", form("q", "key-00000001", "tenant", "acme", "client", "shop-7"), nil, searched("any", 1)},
+		{"POST", "/search", form("q", "key-00000001"), []string{"json"}, searched("any", 1)},
+		{"POST", "/search", form("q", "key-00000009", "by", "draft_id"), nil, searched("draft_id", 0)},
+		{"POST", "/search", form("q", "key-00000009", "by", "key-00000001"), nil, ""},
+		{"GET", "/stuck", "", nil, searched("stuck", 2)},
+		{"GET", recordPath(id), "", nil, looked},
+		{"GET", recordPath(id), "", []string{"json"}, looked},
+		{"GET", recordPath(idempotency.ID{9}), "", nil, ""},
+		{"POST", recordPath(id) + "/release", form("reason", "x", "seen", strings.Repeat("08", 16)), nil, looked},
+		{"POST", recordPath(id) + "/release", form("reason", "x", "seen", strings.Repeat("08", 16)), []string{"json"}, ""},
+		{"POST", recordPath(id) + "/release", form("reason", "x", "seen", seen(rec)), []string{"json"}, looked},
+		{"GET", "/", "", nil, ""},
+		{"GET", "/console.css", "", nil, ""},
+		{"POST", "/search?q=key-00000001", form("q", "key-00000001"), []string{"nobody"}, "level=INFO msg=\"console: a request was refused\" path=/search\n"},
+	} {
+		d.own.Reset()
+		d.ask(t, tc.method, tc.path, tc.body, tc.options...)
+		got := ""
+		for line := range strings.Lines(d.own.String()) {
+			_, rest, _ := strings.Cut(line, " ") // the time
+			got += rest
+		}
+		if got != tc.want {
+			t.Errorf("%s %s %v is logged as %q, want %q", tc.method, tc.path, tc.options, got, tc.want)
+		}
+	}
+}

@@ -127,8 +127,8 @@ func kept(key string, change ...func(*idempotency.Record)) idempotency.Record {
 	for _, c := range change {
 		c(&r)
 	}
-	if r.State != idempotency.Completed {
-		r.Result, r.ResultType = nil, ""
+	if r.State != idempotency.Completed { // what is there from completion on
+		r.Result, r.ResultType, r.ExternalRef = nil, "", ""
 	}
 	return r
 }
@@ -169,6 +169,17 @@ func (d *desk) ask(t *testing.T, method, path, body string, options ...string) *
 	w := httptest.NewRecorder()
 	d.ServeHTTP(w, r)
 	return w
+}
+
+// follow goes where an answer to a request of a path leads.
+func (d *desk) follow(t *testing.T, w *httptest.ResponseRecorder, path string) *httptest.ResponseRecorder {
+	t.Helper()
+	at := httptest.NewRequest("GET", path, nil).URL
+	to, err := at.Parse(w.Header().Get("Location"))
+	if err != nil || w.Code != http.StatusSeeOther {
+		t.Fatalf("the answer is %d %v %s", w.Code, w.Header(), w.Body)
+	}
+	return d.ask(t, "GET", to.RequestURI(), "")
 }
 
 // form is a body.

@@ -34,7 +34,8 @@ type recordView struct {
 	Stuck       bool   `json:"stuck"`
 	Expired     bool   `json:"expired"`
 	// FirstMet is when the key's present life began.
-	FirstMet    time.Time `json:"first_met"`
+	FirstMet time.Time `json:"first_met"`
+	// Attempts is how often the key was taken: see made.
 	Attempts    int       `json:"attempts"`
 	AttemptID   string    `json:"attempt_id"`
 	LeaseUntil  time.Time `json:"lease_until,omitzero"`
@@ -98,6 +99,9 @@ func masked(key string) string {
 	return parsed.Masked()
 }
 
+// silent is what is known where a lease is over. A handler does not renew it while its business transaction is open.
+const silent = "Nothing has been heard since its lease ended: most likely nobody is at work on it, but an attempt may still finish."
+
 // verdict answers "was he charged twice?" in words for somebody who has not read the documentation. What it does not know it says.
 func (v *recordView) verdict(rec *idempotency.Stored) string {
 	by := "by request " + v.RequestID
@@ -105,7 +109,7 @@ func (v *recordView) verdict(rec *idempotency.Stored) string {
 		by = "by a request without an id"
 	}
 	at := func(t time.Time) string { return by + " at " + t.UTC().Format(timeForm) + " UTC" }
-	ref := ""
+	ref := "" // in completed records alone
 	if v.ExternalRef != "" {
 		ref = ", external reference " + v.ExternalRef
 	}
@@ -122,12 +126,15 @@ func (v *recordView) verdict(rec *idempotency.Stored) string {
 			say("%s", sentence)
 		}
 	}
+	elsewhere := func() {
+		if v.Attempts > 1 {
+			say("It took %s; another system that an earlier one had called may have been asked more than once, so look there as well.", v.Tried())
+		}
+	}
 	switch kept := rec.Kept(); v.Mood {
 	case moodDone:
 		say("Done once, %s%s.", at(v.CompletedAt), ref)
-		if v.Attempts > 1 {
-			say("It took %d attempts; another system that an earlier one had called may have been asked more than once, so look there as well.", v.Attempts)
-		}
+		elsewhere()
 		switch kept {
 		case idempotency.KeptErased:
 			say("What came of it is no longer kept.")
@@ -145,26 +152,26 @@ func (v *recordView) verdict(rec *idempotency.Stored) string {
 			code = " with " + v.RefusalCode
 		}
 		say("Refused for good%s, %s%s. Nothing of it was kept in this database.", code, at(v.CompletedAt), ref)
+		elsewhere()
 		later("Later tries with this key get the same refusal.")
 	case moodOpen:
-		say("Being done now: attempt %d, %s, holds the key.", v.Attempts, by)
+		say("Most likely being done now: an attempt, %s, holds the key. One that has died would hold it as well, until its lease is over.", by)
 		say("It is not decided yet; later tries with this key are told to wait.")
 	case moodStuck:
-		say("Nobody knows whether it was done: attempt %d, %s, began and never said how it ended. Nobody is at work on it now.", v.Attempts, by)
-		say("Ask the other system%s, before it is done again.", ref)
+		say("Nobody knows whether it was done: the last attempt, %s, began and has not said how it ended. %s", by, silent)
+		say("Ask the other system before it is done again.")
 		if newWork {
 			say("Its retention is over, so a request with this key is new work.")
 		} else {
 			say("The same request with this key goes on as its command says: it runs again, finds out first, or is refused.")
 		}
 	case moodFailed:
-		say("Not done, as far as this database goes: the last attempt, %s, left nothing here, or a person has released the key.", by)
+		say("Nothing of it is committed in this database. What earlier attempts asked of other systems may have been done there, so look there as well.")
 		if newWork {
 			say("Its retention is over, so a request with this key is new work.")
 		} else {
 			say("The same request with this key runs again, unless it has had too many attempts: then it waits for a release.")
 		}
-		say("What was asked of other systems before may have been done there%s.", ref)
 	}
 	return strings.Join(said, " ")
 }
@@ -176,7 +183,16 @@ func (v *recordView) Words() string { return strings.Join(wordsFor(v.FoundBy), "
 func (v *recordView) Releasable() bool { return v.Mood != moodDone && v.Mood != moodRefused }
 
 // Tried is how often it was tried.
-func (v *recordView) Tried() string { return count(v.Attempts, "attempt") }
+func (v *recordView) Tried() string { return "at least " + count(v.made(), "attempt") }
+
+// made is how many attempts there were at least. A serialization failure makes a handler run again within one, and a release begins the count anew. In a
+// failed record the last one may have been refused, because there were too many before it.
+func (v *recordView) made() int {
+	if v.Mood == moodFailed {
+		return max(v.Attempts-1, 1)
+	}
+	return v.Attempts
+}
 
 // moment is a time for a page.
 type moment struct{ Machine, Text, Ago string }

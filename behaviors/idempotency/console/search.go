@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -23,6 +25,8 @@ type kind struct {
 	Words string // for people
 	// search makes the search for a text; false where the text cannot be such a thing.
 	search func(text string) (idempotency.Search, bool)
+	// only is true where the text names a record by its primary key, so that no more need be looked for.
+	only bool
 }
 
 // noID is no record's, and a search for it would ask for nothing.
@@ -33,18 +37,18 @@ var kinds = []kind{
 	{"operation_id", "operation id", func(text string) (idempotency.Search, bool) {
 		id, ok := idempotency.ParseOperation(strings.ToLower(text))
 		return idempotency.Search{ID: id}, ok && id != noID
-	}},
+	}, true},
 	{"id", "record id", func(text string) (idempotency.Search, bool) {
 		raw, err := hex.DecodeString(strings.ReplaceAll(text, "-", ""))
 		if err != nil || len(raw) != len(idempotency.ID{}) {
 			return idempotency.Search{}, false
 		}
 		return idempotency.Search{ID: idempotency.ID(raw)}, idempotency.ID(raw) != noID
-	}},
-	{"key", "key", func(text string) (idempotency.Search, bool) { return idempotency.Search{Key: text}, true }},
-	{"external_ref", "external reference", func(text string) (idempotency.Search, bool) { return idempotency.Search{ExternalRef: text}, true }},
-	{"draft_id", "draft id", func(text string) (idempotency.Search, bool) { return idempotency.Search{DraftID: text}, true }},
-	{"request_id", "request id", func(text string) (idempotency.Search, bool) { return idempotency.Search{RequestID: text}, true }},
+	}, true},
+	{"key", "key", func(text string) (idempotency.Search, bool) { return idempotency.Search{Key: text}, true }, false},
+	{"external_ref", "external reference", func(text string) (idempotency.Search, bool) { return idempotency.Search{ExternalRef: text}, true }, false},
+	{"draft_id", "draft id", func(text string) (idempotency.Search, bool) { return idempotency.Search{DraftID: text}, true }, false},
+	{"request_id", "request id", func(text string) (idempotency.Search, bool) { return idempotency.Search{RequestID: text}, true }, false},
 }
 
 const (
@@ -78,7 +82,7 @@ type foundView struct {
 	Truncated bool `json:"truncated"`
 	// NotSearched are the kinds for which no time was left.
 	NotSearched []string `json:"not_searched,omitempty"`
-	// Stuck is true where the list is of what is stuck.
+	// Stuck is true where the list is of what is stuck or has failed.
 	Stuck bool `json:"-"`
 }
 
@@ -131,6 +135,9 @@ func (x *exchange) search(q searched) (*answer, *problem) {
 				by[n] = append(by[n], k.Name)
 			}
 		}
+		if k.only && len(found) > 0 {
+			break
+		}
 	}
 	for i := range found {
 		v.Records = append(v.Records, viewOf(&found[i], by[i]))
@@ -140,6 +147,7 @@ func (x *exchange) search(q searched) (*answer, *problem) {
 		v.Records, v.Truncated = v.Records[:maxRecords], true
 	}
 	v.Summary = summary(v.Records, v.Stuck)
+	x.log(slog.LevelInfo, "console: records were searched for", slog.String("who", x.who), slog.String("by", q.By), slog.Int("records", len(v.Records)))
 	if only := v.Records; len(only) == 1 && !x.json && !v.Stuck && !v.Truncated && v.NotSearched == nil {
 		x.redirect(x.root() + "records/" + only[0].OperationID + "?" + url.Values{"by": only[0].FoundBy}.Encode())
 		return nil, nil
@@ -154,7 +162,7 @@ func (x *exchange) search(q searched) (*answer, *problem) {
 func triesFor(q *searched) ([]kind, *problem) {
 	var tries []kind
 	if q.By == byStuck {
-		return []kind{{byStuck, "what is stuck", func(string) (idempotency.Search, bool) { return idempotency.Search{Stuck: true}, true }}}, nil
+		return []kind{{byStuck, "what is stuck or has failed", func(string) (idempotency.Search, bool) { return idempotency.Search{Stuck: true}, true }, false}}, nil
 	}
 	if q.Text == "" {
 		return nil, malformed("Say what to look for: a key, an external reference, or the id of a draft, request, operation or record.")
@@ -166,7 +174,7 @@ func triesFor(q *searched) ([]kind, *problem) {
 		if _, ok := k.search(q.Text); ok {
 			tries = append(tries, k)
 		} else if q.By != byAny {
-			return nil, malformed("What was given is not in the form of a %s.", k.Words)
+			return nil, malformed("What was given does not have the form of this kind: %s.", k.Words)
 		}
 	}
 	if tries == nil {
@@ -209,16 +217,14 @@ func (x *exchange) slow(tries, left []kind) string {
 func summary(records []recordView, stuck bool) string {
 	if len(records) == 0 {
 		if stuck {
-			return "Nothing is stuck."
+			return "Nothing is stuck, and nothing has failed."
 		}
-		return "Nothing was found. A record that has expired may have been removed, and one that is being worked on in an Atomic command is seen when it is done."
+		return "Nothing was found. A record that has expired may have been removed, and one that is being worked on in an Atomic command is seen when it is done. " +
+			"An external reference is in a record only when it is completed; the draft of a Leased command is there from the start."
 	}
-	moods, done := map[string]int{}, map[string]int{}
+	moods := map[string]int{}
 	for _, r := range records {
 		moods[r.Mood]++
-		if r.Mood == moodDone {
-			done[r.Command]++
-		}
 	}
 	parts := []string{}
 	for _, mood := range []string{moodDone, moodRefused, moodOpen, moodStuck, moodFailed} {
@@ -227,14 +233,38 @@ func summary(records []recordView, stuck bool) string {
 		}
 	}
 	text := fmt.Sprintf("%s: %s.", count(len(records), "record"), strings.Join(parts, ", "))
-	var twice []string
-	for command, n := range done {
-		if n > 1 {
-			twice = append(twice, fmt.Sprintf(" %s was done %d times, under as many keys or for as many clients: to the server these were different intents.", command, n))
+	for _, r := range repeats(records) {
+		text += fmt.Sprintf(" %s was done %d times under this %s, with different keys, clients, tenants or routes: to the server these were different intents.",
+			r.command, r.n, r.words)
+	}
+	return text
+}
+
+type repeat struct {
+	command, words string
+	n              int
+}
+
+// repeats gives the commands that were done more than once, among the records that were found by the same kind: a draft and a request id that
+// happen to be the same text have nothing to do with each other. Where two kinds have found the same records, it gives the first one.
+func repeats(records []recordView) (all []repeat) {
+	met := map[string]bool{}
+	for _, k := range kinds {
+		ids, n := map[string]string{}, map[string]int{}
+		for _, r := range records {
+			if r.Mood == moodDone && slices.Contains(r.FoundBy, k.Name) {
+				ids[r.Command] += " " + r.ID
+				n[r.Command]++
+			}
+		}
+		for _, command := range slices.Sorted(maps.Keys(ids)) {
+			if n[command] > 1 && !met[ids[command]] {
+				met[ids[command]] = true
+				all = append(all, repeat{command, k.Words, n[command]})
+			}
 		}
 	}
-	slices.Sort(twice)
-	return text + strings.Join(twice, "")
+	return all
 }
 
 func count(n int, what string) string {
@@ -263,16 +293,29 @@ func (x *exchange) record(id idempotency.ID) (*answer, *problem) {
 	if p != nil {
 		return nil, p
 	}
-	v := viewOf(rec, nil)
+	query := x.r.URL.Query()
+	v := x.look(rec)
 	for _, k := range kinds {
-		if slices.Contains(x.r.URL.Query()["by"], k.Name) {
+		if slices.Contains(query["by"], k.Name) {
 			v.FoundBy = append(v.FoundBy, k.Name)
 		}
 	}
-	return &answer{view: "record", data: &v}, nil
+	a := &answer{view: "record", data: v}
+	if v.Mood == moodFailed && query.Get("released") == v.AttemptID { // and nobody has had the key since
+		a.notice = "Released. The next request with this key and the same payload runs."
+	}
+	return a, nil
 }
 
-// release frees a key. The record is shown as it is then, whether it was released or not.
+// look gives a record to whoever asks for that one, and the log has it.
+func (x *exchange) look(rec *idempotency.Stored) *recordView {
+	v := viewOf(rec, nil)
+	x.log(slog.LevelInfo, "console: a record was looked at", slog.String("who", x.who), slog.String("operation_id", v.OperationID))
+	return &v
+}
+
+// release frees a key. The record is shown as it is then, whether it was released or not; where it was, a browser is sent to it, so that loading the page
+// again does not ask for another release.
 func (x *exchange) release(id idempotency.ID) (*answer, *problem) {
 	fields, p := x.body("reason", "seen", "live_lease")
 	if p != nil {
@@ -290,6 +333,7 @@ func (x *exchange) release(id idempotency.ID) (*answer, *problem) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(x.r.Context()), x.cfg.Timeout)
 	defer cancel()
 	err = x.cfg.Admin.Release(ctx, id, i)
+	x.counted.Store(nil) // the counts are others now
 	why := ""
 	switch refused := (*idempotency.AdminError)(nil); {
 	case errors.As(err, &refused):
@@ -307,9 +351,11 @@ func (x *exchange) release(id idempotency.ID) (*answer, *problem) {
 		return nil, &problem{"The key was released. The record cannot be shown just now.", p.Code, p.status, ""}
 	case p != nil:
 		return nil, p
+	case err == nil && !x.json:
+		x.redirect(x.root() + "records/" + id.Operation() + "?" + url.Values{"released": {hex.EncodeToString(rec.Attempt[:])}}.Encode())
+		return nil, nil
 	case err == nil:
-		v := viewOf(rec, nil)
-		return &answer{view: "record", data: &v, notice: "Released. The next request with this key and the same payload runs."}, nil
+		return &answer{view: "record", data: x.look(rec)}, nil
 	}
 	if rec.State == idempotency.InProgress && rec.LeaseLeft > 0 && !i.LiveLease && rec.Attempt == i.Seen {
 		why = "an attempt is most likely at work. Wait until its lease is over, or say that a live lease is meant"
@@ -318,15 +364,15 @@ func (x *exchange) release(id idempotency.ID) (*answer, *problem) {
 	if x.json {
 		return nil, refusal
 	}
-	v := viewOf(rec, nil)
-	return &answer{status: refusal.status, view: "record", data: &v, alert: refusal.Text}, nil
+	return &answer{status: refusal.status, view: "record", data: x.look(rec), alert: refusal.Text}, nil
 }
 
 // countsView is how the records are.
 type countsView struct {
-	// Records is how many there are, Stuck how many of them are stuck.
+	// Records is how many there are, Stuck how many of them are stuck, Failed how many have failed.
 	Records int64       `json:"records"`
 	Stuck   int64       `json:"stuck"`
+	Failed  int64       `json:"failed"`
 	Counts  []countView `json:"counts"`
 	// Commands are the rows of the page.
 	Commands []commandCounts `json:"-"`
@@ -368,7 +414,7 @@ func countsOf(counts []idempotency.Count) *countsView {
 		case c.State == idempotency.Completed:
 			row.Completed += c.Records
 		case c.State == idempotency.Failed:
-			row.Failed += c.Records
+			v.Failed, row.Failed = v.Failed+c.Records, row.Failed+c.Records
 		default:
 			row.InProgress += c.Records
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -65,6 +66,41 @@ func TestOnDatabasesThatCommandsHaveWrittenTo(t *testing.T) {
 	})
 }
 
+// payTwice is tried no more than twice.
+type payTwice struct {
+	Card string `json:"card" validate:"required"`
+}
+
+func (payTwice) CommandName() bus.Name[string] { return "billing.twice" }
+func (payTwice) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Mode: idempotency.Leased, MaxAttempts: 2}
+}
+
+func TestARequestThatWasRefusedForTooManyAttemptsIsNotSaidToHaveBeenOne_L19(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	reg := registry.New(registry.Config{Logger: zap.NewNop(), Store: d.store})
+	registry.Handle(reg, func(context.Context, payTwice) (string, error) { return "", errors.New("the provider is away") })
+	b, err := reg.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, _ := requestctx.ParseKey("key-00000001")
+	for _, request := range []string{"req-1", "req-2", "req-refused"} {
+		ctx, _ := requestctx.New(t.Context(), requestctx.Values{ID: request, Key: k, Scope: requestctx.Scope{Client: "shop"}})
+		_, err = bus.Send(ctx, b, payTwice{"4111"})
+	}
+	if exhausted := (*idempotency.AttemptsError)(nil); !errors.As(err, &exhausted) || exhausted.Attempts != 2 {
+		t.Fatal(err)
+	}
+	got := decode[found](t, d.ask(t, "GET", "/stuck", "", "json"), 200)
+	if len(got.Records) != 1 || got.Records[0].RequestID != "req-refused" || strings.Contains(got.Records[0].Verdict, "req-") ||
+		!strings.HasPrefix(got.Records[0].Verdict, "Nothing of it is committed in this database. What earlier attempts asked of other systems may have been done there") {
+		t.Fatalf("%+v", got)
+	}
+	wantPage(t, d.ask(t, "GET", "/stuck", ""), 200, "<li>at least 2 attempts</li>", "<dt>Last request</dt><dd><code>req-refused</code></dd>")
+}
+
 // onDatabase makes one record of each kind by commands, and looks at all that a console does. The query ends the lease of the third one.
 func onDatabase(t *testing.T, store idempotency.Store, exec func(query string) error, over string) {
 	const card = "4111111111111111"
@@ -85,7 +121,7 @@ func onDatabase(t *testing.T, store idempotency.Store, exec func(query string) e
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Handler, err = console.New(console.Config{Admin: admin, Who: ayse, Pipeline: reg.Describe()}); err != nil {
+	if d.Handler, err = console.New(console.Config{Admin: admin, Who: ayse, Pipeline: reg.Describe(), Log: slog.New(slog.NewTextHandler(d.own, nil))}); err != nil {
 		t.Fatal(err)
 	}
 	send := func(key, how string) error {
@@ -100,7 +136,7 @@ func onDatabase(t *testing.T, store idempotency.Store, exec func(query string) e
 		return err
 	}
 	verdicts := map[string]string{"done": "Done once, by request req-done at ", "refused": "Refused for good with PAYMENT_DECLINED, by request req-refused", "unknown": "Nobody knows",
-		"live": "Being done now", "failed": "Not done"}
+		"live": "Most likely being done now", "failed": "Nothing of it is committed in this database."}
 	keys := map[string]string{"done": "key-00000001", "refused": "key-00000002", "unknown": "key-00000003", "live": "key-00000004", "failed": "key-00000005"}
 	for how, key := range keys {
 		if err := send(key, how); (err == nil) != (how == "done") {
@@ -133,26 +169,32 @@ func onDatabase(t *testing.T, store idempotency.Store, exec func(query string) e
 	if got := d.search(t, "q", "nothing ' \" % _ \\ at all"); len(got.Records) != 0 {
 		t.Errorf("%+v", got)
 	}
+	said.WriteString(d.own.String())
 	for _, secret := range []string{card, "receipt", "grace", "key-0000"} {
 		if strings.Contains(said.String(), secret) {
 			t.Errorf("%q is said", secret)
 		}
 	}
-	wantPage(t, d.ask(t, "GET", "/", ""), 200, "<b>1 stuck.</b>", "billing.pay")
+	wantPage(t, d.ask(t, "GET", "/", ""), 200, "<b>1 stuck.</b>", "<b>1 failed.</b>", "billing.pay")
 	wantPage(t, d.ask(t, "GET", "/pipeline", ""), 200, "command billing.pay (console_test.pay -&gt; string)")
 	if got := decode[map[string]any](t, d.ask(t, "GET", "/pipeline", "", "json"), 200); got["store"] == "" || len(got["commands"].([]any)) != 1 {
 		t.Errorf("%v", got)
 	}
 
 	stuck := decode[found](t, d.ask(t, "GET", "/stuck", "", "json"), 200)
-	if len(stuck.Records) != 1 || stuck.Records[0].RequestID != "req-unknown" {
+	listed := map[string]record{}
+	for _, r := range stuck.Records {
+		listed[r.RequestID] = r
+	}
+	unknown := listed["req-unknown"]
+	if len(stuck.Records) != 2 || !unknown.Stuck || listed["req-failed"].State != "failed" {
 		t.Fatalf("%+v", stuck)
 	}
-	path, body := "/records/"+stuck.Records[0].OperationID+"/release", form("reason", "ticket 4711", "seen", stuck.Records[0].AttemptID)
-	wantPage(t, d.ask(t, "POST", path, body), 200, "Released.")
+	path, body := "/records/"+unknown.OperationID+"/release", form("reason", "ticket 4711", "seen", unknown.AttemptID)
+	wantPage(t, d.follow(t, d.ask(t, "POST", path, body), path), 200, "Released.")
 	wantPage(t, d.ask(t, "POST", path, body), 409, "has changed since it was read")
 	if err := send("key-00000003", "unknown"); err == nil { // it runs again, and is not refused
 		t.Error("it did not run")
 	}
-	wantPage(t, d.ask(t, "GET", "/stuck", ""), 200, "Nothing is stuck.")
+	wantPage(t, d.ask(t, "GET", "/stuck", ""), 200, "1 record: 1 failed.")
 }

@@ -51,7 +51,7 @@ func wanted(q *idempotency.Search, id idempotency.ID, rec *idempotency.Record) b
 		(q.ExternalRef == "" || q.ExternalRef == rec.ExternalRef) &&
 		(q.DraftID == "" || q.DraftID == rec.DraftID) &&
 		(q.RequestID == "" || q.RequestID == rec.OriginRequestID) &&
-		(!q.Stuck || rec.State == idempotency.InProgress && rec.LeaseLeft == 0) &&
+		(!q.Stuck || rec.State == idempotency.InProgress && rec.LeaseLeft == 0 || rec.State == idempotency.Failed) &&
 		part(q.Tenant, rec.Scope.Tenant) && part(q.Client, rec.Scope.Client) && part(q.Operation, rec.Scope.Operation)
 }
 

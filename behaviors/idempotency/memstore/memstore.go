@@ -322,7 +322,7 @@ func claimed(c *idempotency.Claim, now time.Time) row {
 	return row{
 		record: idempotency.Record{
 			Scope: c.Scope, Hash: c.Hash, HashVersion: c.HashVersion, AfterExpiry: c.AfterExpiry,
-			Attempt: c.Attempt, OriginRequestID: c.OriginRequestID, DraftID: c.DraftID,
+			Attempt: c.Attempt, OriginRequestID: c.OriginRequestID, OriginTrace: c.OriginTrace, DraftID: c.DraftID,
 		},
 		created: now, expires: now.Add(c.Retention),
 	}

@@ -39,7 +39,7 @@ const minVersion = 140000
 var columns = map[string]string{
 	"id": "uuid", "tenant": "text", "client": "text", "operation": "text", "key": "text", "request_hash": "bytea", "hash_version": "int2",
 	"state": "text", "after_expiry": "text", "attempt": "uuid", "attempts": "int4", "fence": "int8", "lease_until": "timestamptz", "outcome": "int2",
-	"result": "bytea", "result_type": "text", "origin_request_id": "text", "external_ref": "text", "draft_id": "text", "created_at": "timestamptz",
+	"result": "bytea", "result_type": "text", "origin_request_id": "text", "external_ref": "text", "draft_id": "text", "origin_trace": "text", "created_at": "timestamptz",
 	"completed_at": "timestamptz", "expires_at": "timestamptz",
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -194,15 +195,64 @@ func TestMigrationsArePrintable(t *testing.T) {
 	}
 }
 
+// firstVersion makes the table as the first version had it.
+func firstVersion(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	step := pgstore.Migrations()[0]
+	exec(t, pool, step.SQL)
+	exec(t, pool, `CREATE TABLE idempotency_migrations (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())`)
+	exec(t, pool, `INSERT INTO idempotency_migrations (version, name) VALUES ($1, $2)`, step.Version, step.Name)
+}
+
+// Whoever comes while a migration waits for the table has to wait behind it, and what it waits for may take as long as a handler.
+func TestMigrateMakesWayWhileATransactionHoldsTheTable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	firstVersion(t, pool)
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Rollback(t.Context()) //nolint:errcheck // after the commit it does nothing
+	if _, err := holder.Exec(t.Context(), `SELECT count(*) FROM idempotency_records`); err != nil {
+		t.Fatal(err)
+	}
+	migrated := make(chan error, 1)
+	go func() { migrated <- pgstore.Migrate(t.Context(), pool) }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	waits := func() (waiting bool) {
+		if err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'idempotency_records'::regclass AND mode = 'AccessExclusiveLock' AND NOT granted)`).Scan(&waiting); err != nil {
+			t.Fatal(err)
+		}
+		return waiting
+	}
+	for _, want := range []bool{true, false, true} { // it waits, makes way, and tries again
+		for waits() != want {
+			select {
+			case err := <-migrated:
+				t.Fatalf("it has ended with %v", err)
+			default:
+			}
+		}
+	}
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-migrated; err != nil {
+		t.Error(err)
+	}
+	if _, err := pgstore.New(pool).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // While a deploy is rolling, an older program goes on beside a newer one: on a table that has a column more than it knows.
 func TestMigrateAddsTheDraftToWhatIsThereAndLetsAnOlderProgramWrite(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Open(t)
 	pool := db.Pool()
-	first := pgstore.Migrations()[0]
-	exec(t, pool, first.SQL)
-	exec(t, pool, `CREATE TABLE idempotency_migrations (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp())`)
-	exec(t, pool, `INSERT INTO idempotency_migrations (version, name) VALUES ($1, $2)`, first.Version, first.Name)
+	firstVersion(t, pool)
 	plant(t, db, "before", 1, "") // as the version before the draft names the columns
 	store := pgstore.New(pool)
 	if _, err := store.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "has no column draft_id of type text; run pgstore.Migrate") {

@@ -30,9 +30,9 @@ func (s *Store) leaseSQL() {
 	s.claimSQL, s.takeSQL = make(map[bool]string), make(map[bool]string)
 	for relaxed, patience := range map[bool]string{false: s.patience(), true: s.patience(`set_config('synchronous_commit', 'off', true)`)} {
 		s.claimSQL[relaxed] = `INSERT INTO ` + table + ` (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry,
-  attempt, attempts, fence, lease_until, origin_request_id, draft_id, created_at, expires_at)
+  attempt, attempts, fence, lease_until, origin_request_id, draft_id, created_at, expires_at, origin_trace)
  SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::smallint, 'in_progress', $8::text, $9::uuid, 1, ` + fence + `,
-  clock_timestamp() + $10::interval, $11::text, nullif($12::text, ''), clock_timestamp(), clock_timestamp() + $13::interval
+  clock_timestamp() + $10::interval, $11::text, nullif($12::text, ''), clock_timestamp(), clock_timestamp() + $13::interval, nullif($14::text, '')
  FROM ` + patience + `
  ON CONFLICT (id) DO NOTHING
  RETURNING fence`
@@ -42,15 +42,15 @@ func (s *Store) leaseSQL() {
 		s.takeSQL[relaxed] = `WITH held AS (
  SELECT r.id, r.state, r.expires_at FROM ` + patience + `, ` + table + ` AS r
  WHERE ` + scope + ` AND r.attempt <> $9::uuid
-  AND (r.attempts <= $14::integer AND r.request_hash IN ($6::bytea, $15::bytea)
-    AND (r.state = 'failed' OR r.state = 'in_progress' AND ` + dead + ` AND NOT $16::boolean)
+  AND (r.attempts <= $15::integer AND r.request_hash IN ($6::bytea, $16::bytea)
+    AND (r.state = 'failed' OR r.state = 'in_progress' AND ` + dead + ` AND NOT $17::boolean)
    OR ` + over + ` AND r.after_expiry = 'reuse' AND r.result_type IS DISTINCT FROM 'tombstone'
     AND (r.state <> 'in_progress' OR ` + dead + `))
  FOR NO KEY UPDATE OF r),
 was AS (SELECT r.id, r.state, ` + over + ` AS over FROM held AS r)
 UPDATE ` + table + ` AS r SET request_hash = $6, hash_version = $7::smallint, state = 'in_progress', after_expiry = $8::text, attempt = $9,
   attempts = CASE WHEN was.over THEN 1 ELSE r.attempts + 1 END, fence = greatest(` + fence + `, r.fence + 1),
-  lease_until = clock_timestamp() + $10::interval, outcome = NULL, result = NULL, result_type = NULL, origin_request_id = $11::text,
+  lease_until = clock_timestamp() + $10::interval, outcome = NULL, result = NULL, result_type = NULL, origin_request_id = $11::text, origin_trace = nullif($14::text, ''),
   external_ref = CASE WHEN was.over THEN NULL ELSE r.external_ref END,
   draft_id = coalesce(nullif($12::text, ''), CASE WHEN was.over THEN NULL ELSE r.draft_id END),
   created_at = CASE WHEN was.over THEN clock_timestamp() ELSE r.created_at END, completed_at = NULL,
@@ -106,7 +106,7 @@ type claiming struct {
 func (cl *claiming) claim(ctx context.Context) (g idempotency.Grant, met *idempotency.Record, err error) {
 	c := cl.c
 	claimSQL, takeSQL := cl.store.claimSQL[c.Relaxed], cl.store.takeSQL[c.Relaxed]
-	args := append(scopeArgs(c, 11), c.Hash[:], c.HashVersion, c.AfterExpiry.String(), uuid(c.Attempt), c.Lease, c.OriginRequestID, c.DraftID, c.Retention)
+	args := append(scopeArgs(c, 12), c.Hash[:], c.HashVersion, c.AfterExpiry.String(), uuid(c.Attempt), c.Lease, c.OriginRequestID, c.DraftID, c.Retention, c.OriginTrace)
 	err = cl.conn.QueryRow(ctx, claimSQL, args...).Scan(&g.Fence)
 	switch {
 	case err == nil:

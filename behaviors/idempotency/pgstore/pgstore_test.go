@@ -95,11 +95,11 @@ func fixture(t *testing.T) storetest.Fixture {
 				}
 			}
 			exec(t, behind, `INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts,
-				fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, completed_at, expires_at)
+				fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, completed_at, expires_at, origin_trace)
 				VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, clock_timestamp() + $13::interval, $14, $15, nullif($16, ''), $17, nullif($18, ''), nullif($20, ''),
-				clock_timestamp(), CASE WHEN $14::smallint IS NOT NULL THEN clock_timestamp() END, clock_timestamp() + $19::interval)`,
+				clock_timestamp(), CASE WHEN $14::smallint IS NOT NULL THEN clock_timestamp() END, clock_timestamp() + $19::interval, nullif($21, ''))`,
 				[16]byte(id), r.Scope.Tenant, r.Scope.Client, r.Scope.Operation, r.Scope.Key, r.Hash[:], r.HashVersion, string(r.State), r.AfterExpiry.String(),
-				[16]byte(r.Attempt), max(r.Attempts, 1), max(r.Fence, 1), lease, outcome, r.Result, r.ResultType, r.OriginRequestID, r.ExternalRef, expires, r.DraftID)
+				[16]byte(r.Attempt), max(r.Attempts, 1), max(r.Fence, 1), lease, outcome, r.Result, r.ResultType, r.OriginRequestID, r.ExternalRef, expires, r.DraftID, r.OriginTrace)
 		},
 	}
 }

@@ -214,7 +214,7 @@ func TestBR14_AGoroutineThatIsStillWritingWhenItsHandlerReturnsUndoesTheCommand(
 		_, err := bus.Send(ctx, b, note{"x"})
 		var fault *idempotency.HandlerError
 		if name == "an error" && !errors.Is(err, ret) || name != "an error" && !errors.As(err, &fault) {
-			t.Errorf("%s: %v", name, err)
+			t.Fatalf("%s: %v", name, err) // its goroutine may not have been begun, so there may be nothing to wait for
 		}
 		if err := <-left; err == nil {
 			t.Errorf("%s: the goroutine's statement succeeded", name)

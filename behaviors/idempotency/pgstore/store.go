@@ -118,17 +118,17 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
 	}
 	// Each operator costs more than a column, so all that can be told from a column is told here and not by the server.
 	const look = `SELECT tenant = $2 AND client = $3 AND operation = $4 AND key = $5, request_hash, hash_version, state, after_expiry, attempt,
- outcome, result, result_type, origin_request_id, external_ref, draft_id, expires_at <= clock_timestamp()`
+ outcome, result, result_type, origin_request_id, origin_trace, external_ref, draft_id, expires_at <= clock_timestamp()`
 	s.lookSQL = look + ` FROM ` + table + ` WHERE id = $1`
 	s.leasedLookSQL = look + leaseColumns + ` FROM ` + table + ` WHERE id = $1`
 	// The values of a record. The time of the transaction's start tells whether this is still the transaction that was begun; now()
 	// is stable and so not evaluated before the statement runs: the raising branch raises only when it is taken.
 	const columns = ` (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, attempts,
-  outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, completed_at, expires_at)
+  outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, completed_at, expires_at, origin_trace)
  SELECT $1::uuid, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::smallint, 'completed', $8::text, $9::uuid,
   CASE WHEN $17::timestamptz IS NULL OR now() = $17 THEN 1 ELSE ('another transaction, begun at ' || now()::text)::integer END,
   $10::smallint, $11::bytea, $12::text, $13::text, nullif($14::text, ''), nullif($15::text, ''),
-  clock_timestamp(), clock_timestamp(), clock_timestamp() + $16::interval
+  clock_timestamp(), clock_timestamp(), clock_timestamp() + $16::interval, nullif($18::text, '')
  FROM `
 	values := columns + s.patience()
 	// Where there was no record, a plain INSERT is enough: if another attempt was quicker it raises a unique violation. It takes
@@ -137,12 +137,12 @@ func NewWithConfig(pool *pgxpool.Pool, cfg Config) *Store {
 	s.replaceSQL = `WITH won AS (INSERT INTO ` + table + ` AS r` + values + `
  ON CONFLICT (id) DO UPDATE SET request_hash = excluded.request_hash, hash_version = excluded.hash_version, state = excluded.state,
   after_expiry = excluded.after_expiry, attempt = excluded.attempt, attempts = 1, fence = NULL, lease_until = NULL, outcome = excluded.outcome,
-  result = excluded.result, result_type = excluded.result_type, origin_request_id = excluded.origin_request_id,
+  result = excluded.result, result_type = excluded.result_type, origin_request_id = excluded.origin_request_id, origin_trace = excluded.origin_trace,
   external_ref = excluded.external_ref, draft_id = excluded.draft_id, created_at = excluded.created_at, completed_at = excluded.completed_at,
   expires_at = excluded.expires_at
  WHERE r.tenant = excluded.tenant AND r.client = excluded.client AND r.operation = excluded.operation AND r.key = excluded.key
   AND (r.expires_at <= clock_timestamp() AND r.after_expiry = 'reuse' AND r.state <> 'in_progress' AND r.result_type IS DISTINCT FROM 'tombstone'
-   OR r.state = 'failed' AND r.request_hash IN (excluded.request_hash, $18::bytea))
+   OR r.state = 'failed' AND r.request_hash IN (excluded.request_hash, $19::bytea))
  RETURNING 1)
 SELECT 1 / count(*) FROM won`
 	s.leaseSQL()
@@ -213,7 +213,7 @@ func scanRecord(row pgx.Row, c *idempotency.Claim, leased bool) (*idempotency.Re
 	r := new(idempotency.Record)
 	f := fields{r: r}
 	dest := [...]any{&same, &f.hash, &r.HashVersion, (*string)(&r.State), &f.afterExpiry, (*[16]byte)(&r.Attempt),
-		&f.outcome, &r.Result, &f.resultType, &r.OriginRequestID, &f.externalRef, &f.draftID, &r.Expired, &r.Attempts, &r.Fence, &r.LeaseLeft}
+		&f.outcome, &r.Result, &f.resultType, &r.OriginRequestID, &f.originTrace, &f.externalRef, &f.draftID, &r.Expired, &r.Attempts, &r.Fence, &r.LeaseLeft}
 	n := len(dest)
 	if !leased {
 		n -= 3
@@ -234,11 +234,12 @@ func scanRecord(row pgx.Row, c *idempotency.Claim, leased bool) (*idempotency.Re
 
 // fields are the columns of a record that are not its fields as they are.
 type fields struct {
-	r                                *idempotency.Record
-	hash                             []byte
-	afterExpiry                      string
-	outcome                          *int16
-	resultType, externalRef, draftID *string
+	r           *idempotency.Record
+	hash        []byte
+	afterExpiry string
+	outcome     *int16
+
+	resultType, originTrace, externalRef, draftID *string
 }
 
 func (f *fields) fill() {
@@ -249,14 +250,12 @@ func (f *fields) fill() {
 	if f.outcome != nil {
 		f.r.Outcome = idempotency.OutcomeKind(*f.outcome)
 	}
-	if f.resultType != nil {
-		f.r.ResultType = *f.resultType
-	}
-	if f.externalRef != nil {
-		f.r.ExternalRef = *f.externalRef
-	}
-	if f.draftID != nil {
-		f.r.DraftID = *f.draftID
+	for _, text := range [...]struct{ from, to *string }{
+		{f.resultType, &f.r.ResultType}, {f.originTrace, &f.r.OriginTrace}, {f.externalRef, &f.r.ExternalRef}, {f.draftID, &f.r.DraftID},
+	} {
+		if text.from != nil {
+			*text.to = *text.from
+		}
 	}
 	if f.r.ResultType == tombstone {
 		f.r.Result = nil // it may be empty in the table: see eraseSQL
@@ -379,8 +378,8 @@ func (a *attempt) Refuse(ctx context.Context, done idempotency.Completion) error
 // record writes the record and commits. started is the time at which the transaction must have begun, or nil when b begins it.
 func (a *attempt) record(ctx context.Context, b *pgx.Batch, done idempotency.Completion, started any) error {
 	c := &a.claim
-	args := append(scopeArgs(c, 13), c.Hash[:], c.HashVersion, c.AfterExpiry.String(), uuid(c.Attempt),
-		int16(done.Outcome), stored(done.Result), done.ResultType, c.OriginRequestID, done.ExternalRef, c.DraftID, c.Retention, started)
+	args := append(scopeArgs(c, 14), c.Hash[:], c.HashVersion, c.AfterExpiry.String(), uuid(c.Attempt),
+		int16(done.Outcome), stored(done.Result), done.ResultType, c.OriginRequestID, done.ExternalRef, c.DraftID, c.Retention, started, c.OriginTrace)
 	sql := a.store.insertSQL
 	if a.found != nil { // an expired record, or a failed one
 		sql, args = a.store.replaceSQL, append(args, prior(c))

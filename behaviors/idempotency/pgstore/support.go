@@ -21,7 +21,7 @@ const tombstone = "tombstone"
 func (s *Store) supportSQL() {
 	table, patience := s.table(), s.patience()
 	s.findSQL = `SELECT id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
- outcome, result, result_type, origin_request_id, external_ref, draft_id, expires_at <= clock_timestamp()` + leaseColumns + `,
+ outcome, result, result_type, origin_request_id, origin_trace, external_ref, draft_id, expires_at <= clock_timestamp()` + leaseColumns + `,
  created_at, completed_at, expires_at, lease_until FROM ` + table + ` WHERE `
 	// The time is that of the statement's start, as the rows are, so that it is the same for all of them.
 	s.countSQL = `SELECT operation, state, state = 'in_progress' AND lease_until <= now() AS stuck, expires_at <= now() AS expired, count(*)
@@ -89,7 +89,7 @@ func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]id
 		where(`origin_request_id`, q.RequestID)
 	}
 	if q.Stuck {
-		conditions = append(conditions, `state = 'in_progress' AND lease_until <= now()`)
+		conditions = append(conditions, `(state = 'in_progress' AND lease_until <= now() OR state = 'failed')`)
 	}
 	for column, part := range map[string]*string{`tenant`: q.Tenant, `client`: q.Client, `operation`: q.Operation} {
 		if part != nil {
@@ -113,7 +113,7 @@ func scanStored(row pgx.CollectableRow) (idempotency.Stored, error) {
 	f := fields{r: r}
 	err := row.Scan((*[16]byte)(&s.ID), &r.Scope.Tenant, &r.Scope.Client, &r.Scope.Operation, &r.Scope.Key,
 		&f.hash, &r.HashVersion, (*string)(&r.State), &f.afterExpiry, (*[16]byte)(&r.Attempt),
-		&f.outcome, &r.Result, &f.resultType, &r.OriginRequestID, &f.externalRef, &f.draftID, &r.Expired, &r.Attempts, &r.Fence, &r.LeaseLeft,
+		&f.outcome, &r.Result, &f.resultType, &r.OriginRequestID, &f.originTrace, &f.externalRef, &f.draftID, &r.Expired, &r.Attempts, &r.Fence, &r.LeaseLeft,
 		&s.CreatedAt, &completed, &s.ExpiresAt, &lease)
 	if completed != nil {
 		s.CompletedAt = *completed

@@ -119,7 +119,7 @@ func (a *attempt) put(ctx context.Context, in *session, done idempotency.Complet
 	c, now := &a.claim, time.Now()
 	n, err := changed(in.stmt(ctx, in.st.write).ExecContext(ctx, c.ID[:], c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
 		afterExpiry(c), c.Attempt[:], int64(done.Outcome), done.Result, done.ResultType, c.OriginRequestID, done.ExternalRef, c.DraftID, now.UnixMilli(), now.Add(c.Retention).UnixMilli(),
-		priorHash(c)))
+		c.OriginTrace, priorHash(c)))
 	if err == nil && n == 0 {
 		err = idempotency.ErrLost
 	}

@@ -16,7 +16,7 @@ import (
 var columns = map[string]string{
 	"id": "BLOB", "tenant": "TEXT", "client": "TEXT", "operation": "TEXT", "key": "TEXT", "request_hash": "BLOB", "hash_version": "INTEGER",
 	"state": "TEXT", "after_expiry": "TEXT", "attempt": "BLOB", "attempts": "INTEGER", "fence": "INTEGER", "lease_until": "INTEGER", "outcome": "INTEGER",
-	"result": "BLOB", "result_type": "TEXT", "origin_request_id": "TEXT", "external_ref": "TEXT", "draft_id": "TEXT", "created_at": "INTEGER",
+	"result": "BLOB", "result_type": "TEXT", "origin_request_id": "TEXT", "external_ref": "TEXT", "draft_id": "TEXT", "origin_trace": "TEXT", "created_at": "INTEGER",
 	"completed_at": "INTEGER", "expires_at": "INTEGER",
 }
 

@@ -159,8 +159,9 @@ func ExampleMigrations() {
 	//   CREATE INDEX idempotency_records_expires ON idempotency_records (expires_at);
 	// 2 sequence
 	//   CREATE TABLE idempotency_sequence (
-	// 3 draft
+	// 3 support
 	//   ALTER TABLE idempotency_records ADD COLUMN draft_id TEXT;
+	//   ALTER TABLE idempotency_records ADD COLUMN origin_trace TEXT;
 }
 
 // An attempt waits at most a second for another process that holds the write lock.

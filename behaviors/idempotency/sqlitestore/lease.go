@@ -20,13 +20,13 @@ const (
 	fenceSQL = `UPDATE main.idempotency_sequence SET value = max(value, ?) + 1 WHERE id = 1 RETURNING value`
 
 	claimSQL = `INSERT INTO main.idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
-  attempts, fence, lease_until, origin_request_id, draft_id, created_at, expires_at)
- VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'in_progress', ?8, ?9, 1, ?10, ?11, ?12, nullif(?13, ''), ?14, ?15)`
+  attempts, fence, lease_until, origin_request_id, draft_id, created_at, expires_at, origin_trace)
+ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'in_progress', ?8, ?9, 1, ?10, ?11, ?12, nullif(?13, ''), ?14, ?15, nullif(?16, ''))`
 
 	// takeSQL takes the key from a record that has just been read in the same transaction. ?9 says that a new life begins.
 	takeSQL = `UPDATE main.idempotency_records SET request_hash = ?2, hash_version = ?3, state = 'in_progress', after_expiry = ?4, attempt = ?5,
   attempts = ?6, fence = ?7, lease_until = ?8, outcome = NULL, result = NULL, result_type = NULL, completed_at = NULL,
-  external_ref = CASE WHEN ?9 THEN NULL ELSE external_ref END, origin_request_id = ?10,
+  external_ref = CASE WHEN ?9 THEN NULL ELSE external_ref END, origin_request_id = ?10, origin_trace = nullif(?14, ''),
   draft_id = coalesce(nullif(?11, ''), CASE WHEN ?9 THEN NULL ELSE draft_id END),
   created_at = CASE WHEN ?9 THEN ?12 ELSE created_at END, expires_at = ?13
  WHERE id = ?1`
@@ -132,10 +132,10 @@ func (l *lease) take(ctx context.Context, in *session) (*idempotency.Record, err
 	until, expires := now.Add(c.Lease).UnixMilli(), now.Add(c.Retention).UnixMilli()
 	if rec == nil {
 		_, err = in.stmt(ctx, l.st.claim).ExecContext(ctx, c.ID[:], c.Scope.Tenant, c.Scope.Client, c.Scope.Operation, c.Scope.Key, c.Hash[:], c.HashVersion,
-			afterExpiry(c), c.Attempt[:], l.grant.Fence, until, c.OriginRequestID, c.DraftID, now.UnixMilli(), expires)
+			afterExpiry(c), c.Attempt[:], l.grant.Fence, until, c.OriginRequestID, c.DraftID, now.UnixMilli(), expires, c.OriginTrace)
 	} else {
 		_, err = in.stmt(ctx, l.st.take).ExecContext(ctx, c.ID[:], c.Hash[:], c.HashVersion, afterExpiry(c), c.Attempt[:], l.grant.Attempt, l.grant.Fence, until,
-			rec.Expired, c.OriginRequestID, c.DraftID, now.UnixMilli(), expires)
+			rec.Expired, c.OriginRequestID, c.DraftID, now.UnixMilli(), expires, c.OriginTrace)
 	}
 	return nil, err
 }

@@ -120,23 +120,23 @@ const (
 	lockSQL = `UPDATE main.idempotency_records SET attempts = attempts WHERE 0`
 
 	recordColumns = `SELECT tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt, coalesce(outcome, 0),
- result, coalesce(result_type, ''), origin_request_id, coalesce(external_ref, ''), coalesce(draft_id, ''), expires_at`
+ result, coalesce(result_type, ''), origin_request_id, coalesce(origin_trace, ''), coalesce(external_ref, ''), coalesce(draft_id, ''), expires_at`
 
 	readSQL = recordColumns + ` FROM main.idempotency_records WHERE id = ?`
 
 	// writeSQL takes the key from a record that is absent, expired and may be used again, or failed with the same hash. It
-	// changes no row where another record stands. ?16 is now, ?18 a hash that counts as the same, or null.
+	// changes no row where another record stands. ?16 is now, ?19 a hash that counts as the same, or null.
 	writeSQL = `INSERT INTO main.idempotency_records AS r (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
-  attempts, outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, completed_at, expires_at)
- VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'completed', ?8, ?9, 1, ?10, ?11, ?12, ?13, nullif(?14, ''), nullif(?15, ''), ?16, ?16, ?17)
+  attempts, outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, completed_at, expires_at, origin_trace)
+ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'completed', ?8, ?9, 1, ?10, ?11, ?12, ?13, nullif(?14, ''), nullif(?15, ''), ?16, ?16, ?17, nullif(?18, ''))
  ON CONFLICT (id) DO UPDATE SET request_hash = excluded.request_hash, hash_version = excluded.hash_version, state = excluded.state,
   after_expiry = excluded.after_expiry, attempt = excluded.attempt, attempts = 1, fence = NULL, lease_until = NULL, outcome = excluded.outcome,
-  result = excluded.result, result_type = excluded.result_type, origin_request_id = excluded.origin_request_id,
+  result = excluded.result, result_type = excluded.result_type, origin_request_id = excluded.origin_request_id, origin_trace = excluded.origin_trace,
   external_ref = excluded.external_ref, draft_id = excluded.draft_id, created_at = excluded.created_at, completed_at = excluded.completed_at,
   expires_at = excluded.expires_at
  WHERE r.tenant = excluded.tenant AND r.client = excluded.client AND r.operation = excluded.operation AND r.key = excluded.key
   AND (r.expires_at <= ?16 AND r.after_expiry = 'reuse' AND r.state <> 'in_progress' AND r.result_type IS NOT 'tombstone'
-   OR r.state = 'failed' AND (r.request_hash = excluded.request_hash OR r.request_hash = ?18))`
+   OR r.state = 'failed' AND (r.request_hash = excluded.request_hash OR r.request_hash = ?19))`
 
 	// A savepoint stands around the handler's statements. It is gone if the handler ended the transaction, even if it began
 	// another, and it is what a refusal goes back to.
@@ -292,7 +292,7 @@ func scanRecord(row interface{ Scan(dest ...any) error }, leased bool, more ...a
 	var hash, attempt []byte
 	var afterExpiry string
 	dest := []any{&r.Scope.Tenant, &r.Scope.Client, &r.Scope.Operation, &r.Scope.Key, &hash, &r.HashVersion, (*string)(&r.State), &afterExpiry,
-		&attempt, (*int16)(&r.Outcome), &r.Result, &r.ResultType, &r.OriginRequestID, &r.ExternalRef, &r.DraftID, &at.expires}
+		&attempt, (*int16)(&r.Outcome), &r.Result, &r.ResultType, &r.OriginRequestID, &r.OriginTrace, &r.ExternalRef, &r.DraftID, &at.expires}
 	if leased {
 		dest = append(append(dest, &r.Attempts, &r.Fence, &at.lease), more...)
 	}

@@ -222,8 +222,8 @@ func (b *bundle) plant(t testing.TB, id idempotency.ID, rec idempotency.Record) 
 		}
 	}
 	mustExec(t, b.beside, `INSERT INTO idempotency_records (id, tenant, client, operation, key, request_hash, hash_version, state, after_expiry, attempt,
-		attempts, fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, expires_at)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, nullif(?, ''), ?, nullif(?, ''), nullif(?, ''), ?, ?)`,
+		attempts, fence, lease_until, outcome, result, result_type, origin_request_id, external_ref, draft_id, created_at, expires_at, origin_trace)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, nullif(?, ''), ?, nullif(?, ''), nullif(?, ''), ?, ?, nullif(?, ''))`,
 		id[:], rec.Scope.Tenant, rec.Scope.Client, rec.Scope.Operation, rec.Scope.Key, rec.Hash[:], rec.HashVersion, string(rec.State), afterExpiry,
-		rec.Attempt[:], max(rec.Attempts, 1), max(rec.Fence, 1), lease, outcome, rec.Result, rec.ResultType, rec.OriginRequestID, rec.ExternalRef, rec.DraftID, now.UnixMilli(), expires.UnixMilli())
+		rec.Attempt[:], max(rec.Attempts, 1), max(rec.Fence, 1), lease, outcome, rec.Result, rec.ResultType, rec.OriginRequestID, rec.ExternalRef, rec.DraftID, now.UnixMilli(), expires.UnixMilli(), rec.OriginTrace)
 }

@@ -77,7 +77,7 @@ func (s *Store) Find(ctx context.Context, q idempotency.Search, limit int) ([]id
 		compare("origin_request_id", q.RequestID)
 	}
 	if q.Stuck {
-		where = append(where, "state = 'in_progress' AND lease_until <= ?")
+		where = append(where, "(state = 'in_progress' AND lease_until <= ? OR state = 'failed')")
 		args = append(args, time.Now().UnixMilli())
 	}
 	for _, p := range [...]struct {

@@ -157,7 +157,7 @@ func adminCases() []specCase {
 				wantDatabase(t, f, 3, "order", "second life", "third life", "leased")
 			}},
 		{"Store_StuckIsFoundAndOnlyThat",
-			"Support asks what hangs. What somebody is at work on or what has ended would hide it, and nothing that hangs may be missing.",
+			"Support asks what hangs or has failed. What somebody is at work on or what is done would hide it, and nothing that waits for a person may be missing.",
 			func(t *testing.T, f Fixture) {
 				completed(t, over(t, f, leased("completed")))
 				if err := over(t, f, leased("released")).Release(within(t)); err != nil {
@@ -170,20 +170,21 @@ func adminCases() []specCase {
 				}
 				complete(t, f, claim("atomic"), "order")
 				const operation = "storetest.charge"
-				plant := func(key string, expired bool, left time.Duration) idempotency.Claim {
+				plant := func(key string, state idempotency.RecordState, expired bool, left time.Duration) idempotency.Claim {
 					c := leased(key)
 					c.Scope.Operation = operation
 					c = at(c, c.Scope)
 					rec := inProgress(c, idempotency.Grant{Attempt: 1, Fence: 1})
-					rec.Expired, rec.LeaseLeft = expired, left
+					rec.State, rec.Expired, rec.LeaseLeft = state, expired, left
 					f.Plant(t, c.ID, rec)
 					f.Age(t, time.Second)
 					return c
 				}
-				plant("live", false, time.Hour)
-				plant("live and expired", true, time.Hour)
-				plant("dead and expired", true, 0)
-				taken := plant("dead, then taken over", false, 0)
+				plant("live", idempotency.InProgress, false, time.Hour)
+				plant("live and expired", idempotency.InProgress, true, time.Hour)
+				plant("failed and expired", idempotency.Failed, true, 0)
+				plant("dead and expired", idempotency.InProgress, true, 0)
+				taken := plant("dead, then taken over", idempotency.InProgress, false, 0)
 				over(t, f, leased("dead, of another operation"))
 				l := over(t, f, leased("dead, then renewed"))
 				want := func(when string, q idempotency.Search, limit int, keys ...string) {
@@ -193,7 +194,7 @@ func adminCases() []specCase {
 					var got []string
 					for _, r := range found {
 						got = append(got, r.Scope.Key)
-						if r.State != idempotency.InProgress || r.LeaseLeft != 0 || r.LeaseUntil.IsZero() {
+						if r.State != idempotency.Failed && (r.State != idempotency.InProgress || r.LeaseLeft != 0 || r.LeaseUntil.IsZero()) {
 							t.Errorf("%s: %s is said to be stuck", when, show(&r.Record))
 						}
 					}
@@ -202,19 +203,21 @@ func adminCases() []specCase {
 					}
 				}
 				of := operation
-				want("all", idempotency.Search{}, 10, "dead, then renewed", "dead, of another operation", "dead, then taken over", "dead and expired")
+				rest := []string{"dead and expired", "failed and expired", "freed", "released"}
+				want("all", idempotency.Search{}, 10, append([]string{"dead, then renewed", "dead, of another operation", "dead, then taken over"}, rest...)...)
 				want("the youngest two", idempotency.Search{}, 2, "dead, then renewed", "dead, of another operation")
-				want("of an operation", idempotency.Search{Operation: &of}, 10, "dead, then taken over", "dead and expired")
+				want("of an operation", idempotency.Search{Operation: &of}, 10, "dead, then taken over", "dead and expired", "failed and expired")
 				want("of a draft", idempotency.Search{DraftID: taken.DraftID}, 10, taken.Scope.Key)
-				want("of a key that has ended", idempotency.Search{Key: "completed"}, 10)
+				want("of a key that has failed", idempotency.Search{Key: "released"}, 10, "released")
+				want("of a key that is done", idempotency.Search{Key: "completed"}, 10)
 				want("of a key that somebody is at work on", idempotency.Search{Key: "live"}, 10)
 				take(t, f.Store, again(taken))
 				if err := l.Renew(within(t)); err != nil {
 					t.Fatalf("Renew: %v", err)
 				}
-				want("after a takeover and a renewal", idempotency.Search{}, 10, "dead, of another operation", "dead and expired")
+				want("after a takeover and a renewal", idempotency.Search{}, 10, append([]string{"dead, of another operation"}, rest...)...)
 				f.Age(t, overdue)
-				want("when their leases are over as well", idempotency.Search{}, 10, "dead, then renewed", "dead, of another operation", taken.Scope.Key, "dead and expired")
+				want("when their leases are over as well", idempotency.Search{}, 10, append([]string{"dead, then renewed", "dead, of another operation", taken.Scope.Key}, rest...)...)
 			}},
 		{"Store_CountCountsByOperationStateAndWhatIsOver",
 			"Whoever watches the records sees what hangs and what no purge has removed yet, and no number is made up.",

@@ -559,14 +559,19 @@ func engineCases() []specCase {
 				}}
 				v := request(t, "reference-key-1")
 				v.DraftID = "draft-7"
-				first := call(within(t), open[defaults](t, watched, s), v, order[defaults]{Note: "order"})
+				const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+				send := open[defaults](t, watched, s)
+				first := call(within(t), func(ctx context.Context, cmd order[defaults]) (placed, error) {
+					requestctx.From(ctx).SetTrace(trace)
+					return send(ctx, cmd)
+				}, v, order[defaults]{Note: "order"})
 				executed(t, first)
 				rec := look(t, f.Store, watched.claim())
 				ctx, req := requestctx.New(within(t), request(t, "reference-key-1"))
 				if _, err := open[defaults](t, f.Store, s)(ctx, order[defaults]{Note: "order"}); err != nil || req.ExternalRef() != "auth-4711" || req.DraftID() != "draft-7" {
 					t.Errorf("a replay's log line has the reference %q and the draft %q (%v)", req.ExternalRef(), req.DraftID(), err)
 				}
-				if rec == nil || rec.ExternalRef != "auth-4711" || rec.DraftID != "draft-7" || rec.OriginRequestID != first.id || rec.Scope.Operation != "POST /v1/orders storetest.order" {
+				if rec == nil || rec.ExternalRef != "auth-4711" || rec.DraftID != "draft-7" || rec.OriginTrace != trace || req.Outcome().OriginalTrace != trace || rec.OriginRequestID != first.id || rec.Scope.Operation != "POST /v1/orders storetest.order" {
 					t.Errorf("the record is %+v", rec)
 				}
 			}},

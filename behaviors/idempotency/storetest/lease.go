@@ -108,7 +108,7 @@ func completed(t *testing.T, l idempotency.Lease) {
 func inProgress(c idempotency.Claim, g idempotency.Grant) idempotency.Record {
 	return idempotency.Record{
 		Scope: c.Scope, Hash: c.Hash, HashVersion: c.HashVersion, State: idempotency.InProgress, AfterExpiry: c.AfterExpiry,
-		Attempt: c.Attempt, Attempts: g.Attempt, Fence: g.Fence, OriginRequestID: c.OriginRequestID, DraftID: c.DraftID,
+		Attempt: c.Attempt, Attempts: g.Attempt, Fence: g.Fence, OriginRequestID: c.OriginRequestID, OriginTrace: c.OriginTrace, DraftID: c.DraftID,
 	}
 }
 

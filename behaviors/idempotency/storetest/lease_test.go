@@ -574,6 +574,22 @@ var engineLeaseFaults = map[string]fault{
 			return err
 		}),
 	},
+	"the trace is not kept": {
+		caught: []string{"Store_CompletedAttempt", "Store_RecordsChange", "ReferenceAndOrigin"},
+		hooks: hooks{claim: func(c idempotency.Claim) idempotency.Claim {
+			c.OriginTrace = ""
+			return c
+		}},
+	},
+	"a takeover keeps the trace of the attempt that has died": {
+		caught: []string{"Store_RecordsChange"},
+		hooks: hooks{leaseHooks: leaseHooks{lease: func(ctx context.Context, s *brokenStore, c idempotency.Claim, lease leaseFunc) (idempotency.Lease, *idempotency.Record, error) {
+			if before, err := s.mem.Look(ctx, c); err == nil && before != nil {
+				c.OriginTrace = before.OriginTrace
+			}
+			return lease(c)
+		}}},
+	},
 	"a takeover that names no draft forgets it": {
 		caught: []string{"Store_DraftIsKept", "Store_RecordsChange"},
 		hooks:  drafting(func(s *brokenStore, c *idempotency.Claim, rec *idempotency.Record) string { return c.DraftID }),
@@ -614,16 +630,22 @@ var engineLeaseFaults = map[string]fault{
 	},
 	"a live lease is stuck": {
 		caught: []string{"Store_StuckIsFound"},
-		hooks:  hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool { return r.State == idempotency.InProgress }}},
+		hooks:  hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool { return r.State != idempotency.Completed }}},
 	},
-	"what has ended is stuck where its lease is over": {
+	"what is done is stuck where its lease is over": {
 		caught: []string{"Store_StuckIsFound"},
 		hooks:  hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool { return r.LeaseLeft == 0 }}},
 	},
 	"what has expired is not stuck": {
 		caught: []string{"Store_StuckIsFound"},
 		hooks: hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool {
-			return r.State == idempotency.InProgress && r.LeaseLeft == 0 && !r.Expired
+			return (r.State == idempotency.Failed || r.State == idempotency.InProgress && r.LeaseLeft == 0) && !r.Expired
+		}}},
+	},
+	"what has failed is not stuck": {
+		caught: []string{"Store_StuckIsFound"},
+		hooks: hooks{leaseHooks: leaseHooks{stuck: func(r *idempotency.Record) bool {
+			return r.State == idempotency.InProgress && r.LeaseLeft == 0
 		}}},
 	},
 	"a count does not tell what is stuck": {

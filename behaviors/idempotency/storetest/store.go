@@ -19,7 +19,7 @@ import (
 func claim(key string) idempotency.Claim {
 	c := idempotency.Claim{
 		Hash: sha256.Sum256([]byte(key)), HashVersion: 1007,
-		OriginRequestID: "request-" + key, DraftID: "draft-" + key, Retention: 72 * time.Hour,
+		OriginRequestID: "request-" + key, OriginTrace: "trace-" + key, DraftID: "draft-" + key, Retention: 72 * time.Hour,
 	}
 	_, _ = rand.Read(c.Attempt[:])
 	return at(c, idempotency.Scope{Tenant: "tenant-1", Client: "client-1", Operation: "POST /v1/orders storetest.order", Key: key})
@@ -52,7 +52,7 @@ func recorded(c idempotency.Claim, done idempotency.Completion) idempotency.Reco
 	return idempotency.Record{
 		Scope: c.Scope, Hash: c.Hash, HashVersion: c.HashVersion, State: idempotency.Completed, AfterExpiry: c.AfterExpiry, Attempt: c.Attempt,
 		Outcome: done.Outcome, Result: done.Result, ResultType: done.ResultType, OriginRequestID: c.OriginRequestID, ExternalRef: done.ExternalRef,
-		DraftID: c.DraftID,
+		DraftID: c.DraftID, OriginTrace: c.OriginTrace,
 	}
 }
 
@@ -124,6 +124,7 @@ func difference(got, want idempotency.Record) string {
 		{"OriginRequestID", got.OriginRequestID, want.OriginRequestID},
 		{"ExternalRef", got.ExternalRef, want.ExternalRef},
 		{"DraftID", got.DraftID, want.DraftID},
+		{"OriginTrace", got.OriginTrace, want.OriginTrace},
 		{"Expired", got.Expired, want.Expired},
 	} {
 		if f.got != f.want {

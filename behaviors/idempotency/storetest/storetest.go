@@ -48,7 +48,7 @@ type Fixture struct {
 	// Age makes every record older by d: what it holds of the past and of the future moves back by d, so the ends of leases
 	// (lease_until), creation (created_at), completion (completed_at) and expiry (expires_at).
 	Age func(t testing.TB, d time.Duration)
-	// Plant inserts a record as it is, its DraftID included, whatever id it stands under. Its expiry is an hour ago if rec.Expired is true and
+	// Plant inserts a record as it is, its DraftID and OriginTrace included, whatever id it stands under. Its expiry is an hour ago if rec.Expired is true and
 	// in an hour otherwise; it was created just now. Attempts and Fence are planted as they are, and 0 of either as 1. One that
 	// is in progress has a lease: of rec.LeaseLeft from now where that is more than 0, and otherwise one that ended a minute
 	// ago. A record of another state has none.

@@ -75,7 +75,7 @@ func transitionCase() specCase {
 				}
 				rec := idempotency.Record{
 					Scope: c.Scope, Hash: c.Hash, HashVersion: c.HashVersion, State: r.state, AfterExpiry: r.after, Expired: r.expired, LeaseLeft: r.left,
-					Attempt: old, Attempts: 3, Fence: 7, OriginRequestID: "request-old", DraftID: "draft-old",
+					Attempt: old, Attempts: 3, Fence: 7, OriginRequestID: "request-old", OriginTrace: "trace-old", DraftID: "draft-old",
 				}
 				if r.state == done {
 					rec.Result, rec.ResultType, rec.ExternalRef = []byte(`"old"`), "result/1", "reference-old"

@@ -6,3 +6,8 @@
 -- There is no index on it, because each costs every command something; see Store.Find.
 
 ALTER TABLE idempotency_records ADD COLUMN draft_id text COLLATE "C";
+
+-- The traceparent of the attempt that did the work, where it was traced: replays are linked to it, from other processes as well. It is written
+-- and replaced together with origin_request_id.
+
+ALTER TABLE idempotency_records ADD COLUMN origin_trace text COLLATE "C";
