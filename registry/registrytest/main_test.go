@@ -161,6 +161,20 @@ func (d database) system(register func(reg *registry.Registry)) registrytest.Sys
 	return registrytest.System{Config: registry.Config{Store: d.store}, Register: register, Rows: d.rows, Age: d.age}
 }
 
+// sending is the database with handlers on it that send commands: b gives the bus of their process.
+func (d database) sending(register func(reg *registry.Registry, b func() *bus.Bus)) registrytest.System {
+	var last **bus.Bus
+	s := d.system(func(reg *registry.Registry) {
+		own := new(*bus.Bus)
+		last = own
+		register(reg, func() *bus.Bus { return *own })
+	})
+	s.Built = func(b *bus.Bus) { *last = b }
+	return s
+}
+
+func (d database) counted() int { return d.rows() }
+
 // provider is a fake of the outside that honours keys.
 type provider struct {
 	mu   sync.Mutex

@@ -117,8 +117,13 @@ func TestTwiceHTTPServesTheBodyTwiceAndGivesTheSecondAnswer(t *testing.T) {
 		t.Errorf("%d %q %v, served %q", w.Code, w.Body, w.Header(), bodies)
 	}
 	w = httptest.NewRecorder()
+	h.ServeHTTP(w, &http.Request{Method: http.MethodGet, URL: r.URL, Header: http.Header{}}) // with no body at all
+	if w.Code != 204 || len(bodies) != 4 {
+		t.Errorf("without a body: %d, served %q", w.Code, bodies)
+	}
+	w = httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", iotest.ErrReader(errors.New("cut"))))
-	if w.Code != http.StatusBadRequest || len(bodies) != 2 {
+	if w.Code != http.StatusBadRequest || len(bodies) != 4 {
 		t.Errorf("a body that cannot be read: %d, served %q", w.Code, bodies)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/registry"
 	"github.com/tekil-go/tekil/registry/registrytest"
+	"github.com/tekil-go/tekil/requestctx"
 )
 
 // atomically is a case with a handler of place.
@@ -173,6 +174,39 @@ func (tx crowdedTransaction) Rollback(ctx context.Context) {
 	tx.Transaction.Rollback(ctx)
 }
 
+// dated has the time in it, in seconds, and lets no duplicate wait.
+type dated struct {
+	Cart string `json:"cart" validate:"required"`
+	At   int64  `json:"at"`
+}
+
+func (dated) CommandName() bus.Name[placed]   { return "orders.dated" }
+func (dated) Idempotency() idempotency.Policy { return idempotency.Policy{Wait: -1} }
+
+// oneForACart refuses a second order of a cart, whatever the key.
+func oneForACart(d database) func(context.Context, place) (placed, error) {
+	return func(ctx context.Context, cmd place) (placed, error) {
+		if d.rows() > 0 {
+			return placed{}, idempotency.Final(errors.New("this cart has an order"))
+		}
+		return placed{cmd.Cart}, d.insert(ctx, cmd.Cart)
+	}
+}
+
+// naturally is a case with a handler of place that has a natural key, or says so, and with a Rows.
+func naturally(says bool, rows func(d database) int, handler func(d database) func(context.Context, place) (placed, error)) func(t *testing.T) {
+	return func(t *testing.T) {
+		c := caseOfPlace(func(t *testing.T) registrytest.System {
+			d := onPostgres(t)
+			s := d.system(func(reg *registry.Registry) { registry.Handle(reg, handler(d)) })
+			s.Rows = func() int { return rows(d) }
+			return s
+		})
+		c.NaturalKey = says
+		registrytest.Prove(t, c)
+	}
+}
+
 // requestOwn is where a careless edge keeps the request's own context.
 type requestOwn struct{}
 
@@ -189,7 +223,11 @@ func planted() map[string]fault {
 	const (
 		dies     = "a process that dies before the commit leaves nothing"
 		inside   = "an Atomic handler writes through the transaction"
-		out      = "a Leased handler calls out under a downstream key"
+		out      = "a Leased handler calls out before its transaction"
+		inCall   = "a process that dies in its call has asked for a downstream key"
+		again    = "a commit that fails leaves nothing, and the same process does it again"
+		intents  = "Rows counts what each intent does"
+		second   = "a retry in another second is the same request"
 		lost     = "the answer of the outside gets lost"
 		twice    = "the same request sent twice is one intent"
 		comeBack = "an attempt that comes back"
@@ -323,7 +361,7 @@ func planted() map[string]fault {
 					return order, d.inTx(ctx, func(ctx context.Context) error { return d.insert(ctx, order.OrderID) })
 				}
 			}),
-			[]string{out}, []string{"has not asked for an idempotency.DownstreamKey"},
+			[]string{inCall}, []string{"has not asked for an idempotency.DownstreamKey before"},
 		},
 		"a final refusal of an answer that was lost": {
 			leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
@@ -370,7 +408,176 @@ func planted() map[string]fault {
 					return order, d.inTx(ctx, func(ctx context.Context) error { return d.insert(ctx, order.OrderID) })
 				}
 			}),
-			[]string{lost}, []string{"Outside counts 2 effects, and should count 1"},
+			[]string{lost}, []string{"the answer of the outside was lost, and the handler returned an error that says that nothing has happened", "mark such an error with idempotency.Unknown(err)"},
+		},
+		"a downstream key after the call": {
+			leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
+				return func(ctx context.Context, cmd charge) (placed, error) {
+					err := p.authorize(ctx, cmd.Cart)
+					_, keyErr := idempotency.DownstreamKey(ctx, "audit") // whatever became of the call
+					if err = errors.Join(err, keyErr); err != nil {
+						return placed{}, idempotency.Unknown(err)
+					}
+					order := newOrder()
+					return order, d.inTx(ctx, func(ctx context.Context) error { return d.insert(ctx, order.OrderID) })
+				}
+			}),
+			[]string{inCall}, []string{"has not asked for an idempotency.DownstreamKey before"},
+		},
+		"no downstream key, over HTTP": {
+			func(t *testing.T) {
+				registrytest.Prove(t, caseOfCharge(func(t *testing.T) registrytest.System {
+					d := inMemory(t)
+					_, authorize := overHTTP(t)
+					return d.system(func(reg *registry.Registry) {
+						registry.Handle(reg, func(ctx context.Context, cmd charge) (placed, error) {
+							if err := authorize(ctx, cmd.Cart); err != nil {
+								return placed{}, idempotency.Unknown(err)
+							}
+							order := newOrder()
+							return order, d.inTx(ctx, func(ctx context.Context) error { return d.insert(ctx, order.OrderID) })
+						})
+					})
+				}))
+			},
+			[]string{inCall}, []string{"has not asked for an idempotency.DownstreamKey before"},
+		},
+		"an unmarked error of an answer that was lost, under the right key": {
+			leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
+				good := goodCharge(d, p.authorize)
+				return func(ctx context.Context, cmd charge) (placed, error) {
+					res, err := good(ctx, cmd)
+					if err != nil {
+						err = errors.New("the provider does not answer")
+					}
+					return res, err
+				}
+			}),
+			[]string{lost}, []string{"returned an error that says that nothing has happened"},
+		},
+		"an answer that was lost is taken for a success": {
+			leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
+				return goodCharge(d, func(ctx context.Context, key string) error {
+					_ = p.authorize(ctx, key)
+					return nil
+				})
+			}),
+			[]string{lost}, []string{"the handler went on as if it knew what had happened"},
+		},
+		"an answer that was lost becomes an order that counts as failed": {
+			leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
+				return func(ctx context.Context, _ charge) (placed, error) {
+					key, err := idempotency.DownstreamKey(ctx, "authorize")
+					if err != nil {
+						return placed{}, err
+					}
+					order := newOrder()
+					if p.authorize(ctx, key) != nil {
+						order.OrderID = "declined-" + order.OrderID
+						ctx = context.WithoutCancel(ctx)
+					}
+					return order, d.inTx(ctx, func(ctx context.Context) error { return d.insert(ctx, order.OrderID) })
+				}
+			}),
+			[]string{lost}, []string{"the handler went on as if it knew what had happened"},
+		},
+		"remembers in its process, by the key": {
+			func(t *testing.T) {
+				registrytest.Prove(t, caseOfPlace(func(t *testing.T) registrytest.System {
+					d := onPostgres(t)
+					return d.system(func(reg *registry.Registry) {
+						var seen sync.Map // one for each process
+						registry.Handle(reg, func(ctx context.Context, _ place) (placed, error) {
+							order := newOrder()
+							if old, done := seen.LoadOrStore(requestctx.From(ctx).Key(), order); done {
+								return old.(placed), nil
+							}
+							return order, d.insert(ctx, order.OrderID)
+						})
+					})
+				}))
+			},
+			[]string{again}, []string{"after a commit that failed and a retry in the same process Rows counts 0 effects, and should count 1", "let nothing else remember what was done"},
+		},
+		"remembers in its process, by the key, and is Leased": {
+			leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
+				var seen sync.Map
+				good := goodCharge(d, p.authorize)
+				return func(ctx context.Context, cmd charge) (placed, error) {
+					if old, done := seen.Load(requestctx.From(ctx).Key()); done {
+						return old.(placed), nil
+					}
+					res, err := good(ctx, cmd)
+					if err == nil {
+						seen.Store(requestctx.From(ctx).Key(), res)
+					}
+					return res, err
+				}
+			}),
+			[]string{again}, []string{"after a commit that failed and a retry in the same process Rows counts 0 effects, and should count 1"},
+		},
+		"a fixture that bears one intent, and a blind Rows": {
+			naturally(false, func(d database) int { return min(d.rows(), 1) }, oneForACart), []string{intents},
+			[]string{"Edited, under a key of its own after Valid, was refused by the handler", "an order of 150 cannot bear refunds of 100, 200 and 100"},
+		},
+		"NaturalKey of a command that refuses nothing": {
+			naturally(true, database.counted, inserts[place]), []string{intents}, []string{"NaturalKey is set, and Valid and Edited were carried out under a key each", "remove NaturalKey"},
+		},
+		"an application's wrapper calls out within the transaction": {
+			func(t *testing.T) {
+				registrytest.Prove(t, caseOfPlace(func(t *testing.T) registrytest.System {
+					d := inMemory(t)
+					_, authorize := overHTTP(t)
+					s := d.system(func(reg *registry.Registry) { registry.Handle(reg, inserts[place](d)) })
+					s.Config.Around = []registry.Around{func(ctx context.Context, _ bus.Invocation, next func(context.Context) error) error {
+						if err := next(ctx); err != nil {
+							return err
+						}
+						return authorize(ctx, "")
+					}}
+					return s
+				}))
+			},
+			[]string{inside}, []string{"called the outside 1 times within its transaction"},
+		},
+		"seconds of the time in the payload": {
+			simple(func() dated { return dated{"1", time.Now().Unix()} }, func() dated { return dated{"2", time.Now().Unix()} }, inserts[dated]),
+			[]string{second}, []string{"sent again in another second, was refused as a conflict", "Valid gives the field At another value each time"},
+		},
+		"opens its transaction before it calls out, behind a child": {
+			sends(inMemory, func(d database, p *provider, send func(context.Context) error) func(context.Context, charge) (placed, error) {
+				good := goodCharge(d, p.authorize)
+				return func(ctx context.Context, cmd charge) (res placed, err error) {
+					if err := send(ctx); err != nil {
+						return placed{}, err
+					}
+					err = d.inTx(ctx, func(ctx context.Context) error {
+						res, err = good(ctx, cmd)
+						return err
+					})
+					return res, err
+				}
+			}),
+			[]string{out}, []string{"it calls InTx before it calls out"},
+		},
+		"a child that is sent under a key of its own making": {
+			func(t *testing.T) {
+				registrytest.Prove(t, caseOfPlace(func(t *testing.T) registrytest.System {
+					d := onPostgres(t)
+					return d.sending(func(reg *registry.Registry, b func() *bus.Bus) {
+						registry.Handle(reg, inserts[noted](d))
+						registry.Handle(reg, func(_ context.Context, cmd place) (placed, error) {
+							key, err := requestctx.ParseKey("child-" + rand.Text())
+							if err != nil {
+								return placed{}, err
+							}
+							ctx, _ := requestctx.New(context.Background(), requestctx.Values{Key: key, Scope: requestctx.Scope{Client: "child"}})
+							return bus.Send(ctx, b(), noted{cmd.Cart})
+						})
+					})
+				}))
+			},
+			[]string{dies}, []string{"nothing was committed Rows counts 1 effect, and should count 0"},
 		},
 		"Leased, and nobody sees it call": {
 			func(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"net/http/httptrace"
 	"reflect"
 	"runtime"
-	"strings"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,11 +26,15 @@ import (
 // but for Context.
 type System struct {
 	// Config is what the application gives to registry.New. Store must be set, to the real store; a nil Logger logs nothing. The kit puts
-	// a layer round the Store and a wrapper of its own behind those of Around.
+	// a layer round the Store and wrappers of its own round those of Around and behind them.
 	Config registry.Config
 	// Register registers the command's handler, and those of the commands that it sends, as the application does. It must be set, and is
 	// called once for each process that the kit plays.
 	Register func(reg *registry.Registry)
+	// Built gets the bus of each process, right after its Register has been called and before anything is sent: it is how a handler that sends
+	// commands comes by its bus. Give each process its own, so put it where that Register has put its handler. Nil is right for a
+	// handler that sends nothing.
+	Built func(b *bus.Bus)
 	// Rows counts the effects of the command that are committed, on a connection of its own: one for each intent that was carried
 	// out, such as SELECT count(*) FROM orders. It must be set. What is there at the start does not count.
 	Rows func() int
@@ -38,7 +42,8 @@ type System struct {
 	// pgtest.Age for PostgreSQL, or [AgeSQLite].
 	Age func(d time.Duration)
 	// Outside counts what was done outside of the database, by a fake that honours keys as the real other side does: two calls under one
-	// key are one effect. Nil is right where nothing is called, or where the other side honours no key; then nothing is said of how
+	// key are one effect. What the first success adds is taken for what one intent does, two for one that reserves and captures; from then
+	// on it must be that. Nil is right where nothing is called, or where the other side honours no key; then nothing is said of how
 	// often it acts, because nothing could be promised.
 	Outside func() int
 	// Values are what the edge knows of a request: scope, source, resource. The kit sets the key. An empty client, or an empty tenant
@@ -67,30 +72,39 @@ type Case[C bus.Command[R], R any] struct {
 	// of which no call is seen fails. A call that is seen all the same fails as well. It means nothing for an Atomic command, which must
 	// never call out.
 	NothingOutside bool
+	// NaturalKey says that the business itself refuses a second intent by idempotency.Final, such as a second order of one cart, so that Valid
+	// or Edited is not carried out after Valid under a key of its own. The control that Rows counts each intent is then weaker, and says so. Without
+	// it such a refusal fails, and with it a command of which nothing is refused does. It is better to let Open make what can bear all
+	// three: Valid, Edited, and Valid again.
+	NaturalKey bool
 }
 
 // Prove runs the checks of the package's documentation against one command, in parallel subtests, each on a system of its own. Which
 // ones depends on the mode that the command's type has. It fails for a command without the mark, because nothing is promised of it.
 //
 // The first subtest is not parallel: it sends the command twice. Where that already goes wrong, the others are not run, as all of them
-// would fail for that one reason.
+// would fail for that one reason. The parallel ones run after the function that has called Prove has returned, so what they share (a server, a
+// pool) has to be closed by t.Cleanup and not by defer.
 //
 // What it does not promise: a green run says nothing of an effect that Rows and Outside do not count, nor of a call to the outside that is neither HTTP
-// with the handler's context nor reported by [CalledOut]. Deaths are played inside this process by a layer round the store (rule rec-1 holds
+// with the handler's context nor reported by [CalledOut], nor of two different intents that run at once; the package's documentation has the list. Deaths are played inside this process by a layer round the store (rule rec-1 holds
 // them at the store's transaction); that the store itself survives a killed process is what its own tests show.
 func Prove[C bus.Command[R], R any](t *testing.T, c Case[C, R]) {
 	t.Helper()
 	if !c.complete(t) {
 		return
 	}
-	if !t.Run("the same request sent twice is one intent (see-3)", func(t *testing.T) { c.sameTwice(open(t, c)) }) {
+	unit := 0
+	if !t.Run("the same request sent twice is one intent (see-3)", func(t *testing.T) { unit = c.sameTwice(open(t, c)) }) {
 		t.Log("registrytest: the other checks were not run: all of them would fail for the reason above")
 		return
 	}
 	for _, ch := range c.checks(t) {
 		t.Run(ch.name, func(t *testing.T) {
 			t.Parallel()
-			ch.run(open(t, c))
+			s := open(t, c)
+			s.unit = unit
+			ch.run(s)
 		})
 	}
 }
@@ -134,13 +148,15 @@ type trial[C bus.Command[R], R any] struct {
 	sys                   System
 	name                  string
 	rowsBefore, outBefore int
+	unit                  int // what one intent does outside
+	earlier               *C  // a Valid that is older than those which are made now
 	policy                policy
 }
 
 // policy is what of the command's policy decides what a check has to expect, as it is in force.
 type policy struct {
 	leased, keyOptional, tombstone, refuses, omits bool
-	retention, lease                               time.Duration
+	retention, deadline, lease                     time.Duration
 }
 
 func open[C bus.Command[R], R any](t *testing.T, c Case[C, R]) *trial[C, R] {
@@ -212,28 +228,30 @@ type process[C bus.Command[R], R any] struct {
 	holds atomic.Pointer[hold]
 	runs  atomic.Int64
 	seen  calls
-	// cutAfterHandler lets the process die when the handler has returned and nothing has been said to the store.
-	cutAfterHandler atomic.Bool
 }
 
 func (s *trial[C, R]) process() *process[C, R] {
 	s.Helper()
-	p := &process[C, R]{s: s, layer: &layer{Store: s.sys.Config.Store}, name: s.name}
-	p.seen.open = p.layer.open
+	p := &process[C, R]{s: s, layer: &layer{Store: s.sys.Config.Store, command: s.name}, name: s.name}
 	cfg := s.sys.Config
 	cfg.Store = p.layer
-	cfg.Around = append(append([]registry.Around{}, cfg.Around...), p.around)
+	cfg.Around = slices.Concat([]registry.Around{p.watch}, cfg.Around, []registry.Around{p.halt}) // what those of the application do is the command's as well
 	reg := registry.New(cfg)
 	s.sys.Register(reg)
 	var err error
 	if p.bus, err = reg.Build(); err != nil {
 		s.Fatalf("registrytest: the application does not build: %v", err)
 	}
+	if s.sys.Built != nil {
+		s.sys.Built(p.bus)
+	}
 	found := false
 	for _, d := range reg.Describe().Commands {
 		if d.Name == s.name && d.Idempotency != nil {
 			found = true
-			s.policy = policyOf[C](d.Idempotency)
+			if s.policy, err = policyOf[C](d.Idempotency); err != nil {
+				s.Fatalf("registrytest: %s: the policy in force cannot be read: %v", s.name, err)
+			}
 		}
 	}
 	if !found {
@@ -242,7 +260,8 @@ func (s *trial[C, R]) process() *process[C, R] {
 	return p
 }
 
-func policyOf[C any](d *registry.IdempotencyDescription) policy {
+// policyOf is the type's own policy with what was tuned for this deployment.
+func policyOf[C any](d *registry.IdempotencyDescription) (policy, error) {
 	var zero C
 	var own idempotency.Policy
 	if p, ok := any(zero).(idempotency.WithPolicy); ok {
@@ -250,11 +269,15 @@ func policyOf[C any](d *registry.IdempotencyDescription) policy {
 	}
 	p := policy{
 		leased: own.Mode == idempotency.Leased, tombstone: own.AfterExpiry == idempotency.Tombstone, refuses: own.Takeover == idempotency.Refuse,
-		omits: own.Results == idempotency.OmitResult, keyOptional: strings.HasPrefix(d.Key, "optional"),
+		omits: own.Results == idempotency.OmitResult, keyOptional: own.KeyOptional != slices.Contains(d.Tuned, "KeyOptional"),
 	}
-	p.retention, _ = time.ParseDuration(d.Retention) // what was tuned for this deployment is in force
-	p.lease, _ = time.ParseDuration(d.Lease)
-	return p
+	var errs [3]error
+	p.retention, errs[0] = time.ParseDuration(d.Retention)
+	p.deadline, errs[1] = time.ParseDuration(d.Deadline)
+	if p.leased {
+		p.lease, errs[2] = time.ParseDuration(d.Lease)
+	}
+	return p, errors.Join(errs[:]...)
 }
 
 // hold keeps an attempt before its handler.
@@ -287,7 +310,29 @@ func (s *trial[C, R]) entered(h *hold, answered <-chan reply[R]) {
 	}
 }
 
-func (p *process[C, R]) around(ctx context.Context, inv bus.Invocation, next func(context.Context) error) error {
+// watch is outermost: it sees what the handler calls, and what the application's own wrappers do. A command that the handler sends and that has a record
+// of its own answers for its calls by its own keys.
+func (p *process[C, R]) watch(ctx context.Context, inv bus.Invocation, next func(context.Context) error) error {
+	of, _ := ctx.Value(attemptKey{}).(attempt)
+	if _, nested := ctx.Value(callsKey{}).(caller); nested || inv.Name != p.name {
+		if nested && of.other {
+			defer p.seen.byAnother()()
+		}
+		return next(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	returned := make(chan struct{})
+	defer close(returned)
+	defer cancel()
+	err := next(p.seen.watch(ctx, of.open, cancel, returned))
+	if p.seen.dies() {
+		runtime.Goexit()
+	}
+	return err
+}
+
+// halt is innermost, and keeps the attempt that is to be held.
+func (p *process[C, R]) halt(ctx context.Context, inv bus.Invocation, next func(context.Context) error) error {
 	if inv.Name != p.name {
 		return next(ctx)
 	}
@@ -296,15 +341,7 @@ func (p *process[C, R]) around(ctx context.Context, inv bus.Invocation, next fun
 		close(h.entered)
 		<-h.release
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	returned := make(chan struct{})
-	defer close(returned)
-	defer cancel()
-	err := next(p.seen.watch(ctx, cancel, returned))
-	if p.cutAfterHandler.Load() {
-		runtime.Goexit()
-	}
-	return err
+	return next(ctx)
 }
 
 // reply is what became of a request.
@@ -360,6 +397,13 @@ func (p *process[C, R]) send(key requestctx.Key, cmd C) reply[R] {
 	return wait(p.s.T, p.sent(p.s.within(), key, cmd), "an answer to the command")
 }
 
+// impatient is how a duplicate is sent while a handler is held: all of its waiting must leave the handler the better part of its deadline.
+func (p *process[C, R]) impatient(key requestctx.Key, cmd C) <-chan reply[R] {
+	ctx, cancel := context.WithTimeout(p.s.within(), p.s.policy.deadline/2)
+	p.s.Cleanup(cancel)
+	return p.sent(ctx, key, cmd)
+}
+
 func (s *trial[C, R]) within() context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.Context()), patience)
 	s.Cleanup(cancel)
@@ -387,12 +431,16 @@ func is[E error](err error) bool {
 
 // calls is what a handler was seen doing outside.
 type calls struct {
-	open func() bool // whether a transaction is open
-
-	mu     sync.Mutex
-	n      int
-	inside int  // of them while a transaction was open
-	lose   bool // the next answer is lost
+	mu      sync.Mutex
+	n       int
+	own     int  // of them those that no command with a record of its own has made
+	inside  int  // of all while the transaction of the command that is proved was open
+	another int  // commands with a record of their own that are running
+	lose    bool // the next answer is lost
+	lost    bool // an answer of a call of its own was lost
+	after   int  // the answers that came after the lost one
+	die     bool // the process dies in its first call
+	dead    bool // it has
 }
 
 // errAnswerLost is what [CalledOut] gives when the kit plays that.
@@ -403,20 +451,41 @@ type callsKey struct{}
 // caller is a handler's run.
 type caller struct {
 	*calls
+	open     func() bool // whether its transaction is open; nil where it has none
 	cancel   func()
 	returned <-chan struct{}
 }
 
+// watched is the context of a handler that is watched. A process that is dead asks for nothing any more, so what it asks of the engine
+// after that is not answered.
+type watched struct {
+	context.Context
+	by caller
+}
+
+// engine is the package in which the keys of the engine's values are.
+var engine = reflect.TypeFor[idempotency.Policy]().PkgPath()
+
+func (w watched) Value(key any) any {
+	if _, is := key.(callsKey); is {
+		return w.by
+	}
+	if t := reflect.TypeOf(key); t != nil && t.PkgPath() == engine && w.by.isDead() {
+		return nil
+	}
+	return w.Context.Value(key)
+}
+
 // watch gives a context on which HTTP requests are seen. It sets no hooks of the network, which a driver of a database would call as well.
-func (c *calls) watch(ctx context.Context, cancel func(), returned <-chan struct{}) context.Context {
-	by := caller{c, cancel, returned}
-	ctx = context.WithValue(ctx, callsKey{}, by)
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+func (c *calls) watch(ctx context.Context, open func() bool, cancel func(), returned <-chan struct{}) context.Context {
+	by := caller{c, open, cancel, returned}
+	return httptrace.WithClientTrace(watched{ctx, by}, &httptrace.ClientTrace{
 		GetConn: func(string) { by.calling() },
 		GotFirstResponseByte: func() {
 			if by.answered() == nil {
 				return
 			}
+			by.cancel()
 			// net/http prefers an answer that is there to a context that has ended, so the answer is kept back in the connection until the
 			// handler has gone on without it.
 			timer := time.NewTimer(keepBack)
@@ -436,8 +505,16 @@ func (c caller) calling() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n++
-	if c.open() {
+	if c.open != nil && c.open() {
 		c.inside++
+	}
+	if c.another > 0 {
+		return
+	}
+	c.own++
+	if c.die && !c.dead {
+		c.dead = true
+		c.cancel()
 	}
 }
 
@@ -445,18 +522,32 @@ func (c caller) calling() {
 func (c caller) answered() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.lose {
+	switch {
+	case c.dead:
+	case !c.lose:
+		c.after++
 		return nil
+	default:
+		c.lose, c.lost, c.after = false, c.another == 0, 0
 	}
-	c.lose = false
-	c.cancel()
 	return errAnswerLost
 }
 
-func (c *calls) count() (n, inside int) {
+// byAnother says that a command with a record of its own runs, until the function is called that it gives.
+func (c *calls) byAnother() (over func()) {
+	add := func(n int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.another += n
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
+func (c *calls) count() (n, own, inside int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.n, c.inside
+	return c.n, c.own, c.inside
 }
 
 func (c *calls) loseNext() {
@@ -465,10 +556,30 @@ func (c *calls) loseNext() {
 	c.lose = true
 }
 
-func (c *calls) lost() bool {
+// loss tells whether the answer is lost that was to be lost, and whether that is all that the handler knows of its calls.
+func (c *calls) loss() (lost, all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.lose
+	return !c.lose, c.lost && c.after == 0
+}
+
+// dieInCall lets the process die in its first call: that one has no answer, and what the handler does afterwards is not done.
+func (c *calls) dieInCall() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.die = true
+}
+
+func (c *calls) dies() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.die
+}
+
+func (c *calls) isDead() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dead
 }
 
 // CalledOut is for a fake of the outside that is not called over HTTP, such as a struct behind an interface: called with the handler's

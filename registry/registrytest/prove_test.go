@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/tekil-go/tekil/behaviors/idempotency"
 	"github.com/tekil-go/tekil/bus"
@@ -167,17 +168,156 @@ func TestACommandWithAReconcilerPasses(t *testing.T) {
 // A natural key refuses a second order of the cart, under whatever key.
 func TestACommandWithANaturalKeyPasses(t *testing.T) {
 	t.Parallel()
-	c := caseOfPlace(func(t *testing.T) registrytest.System {
-		d := onPostgres(t)
-		return d.system(func(reg *registry.Registry) {
-			registry.Handle(reg, func(ctx context.Context, cmd place) (placed, error) {
-				var n int
-				if n = d.rows(); n > 0 {
+	naturally(true, database.counted, oneForACart)(t)
+}
+
+// One that looks at its natural key before it calls out calls nothing the second time.
+func TestALeasedCommandThatLooksAtItsNaturalKeyFirstPasses(t *testing.T) {
+	t.Parallel()
+	c := caseOfCharge(func(t *testing.T) registrytest.System {
+		d, p := inMemory(t), &provider{}
+		good := goodCharge(d, p.authorize)
+		s := d.system(func(reg *registry.Registry) {
+			registry.Handle(reg, func(ctx context.Context, cmd charge) (placed, error) {
+				if d.rows() > 0 {
 					return placed{}, idempotency.Final(errors.New("this cart has an order"))
 				}
-				return placed{cmd.Cart}, d.insert(ctx, cmd.Cart)
+				return good(ctx, cmd)
 			})
 		})
+		s.Outside = p.count
+		return s
 	})
+	c.NaturalKey = true
 	registrytest.Prove(t, c)
+}
+
+// noted is a command that another one sends, and settled one that is Leased.
+type noted struct {
+	Cart string `json:"cart"`
+}
+
+func (noted) CommandName() bus.Name[placed] { return "orders.noted" }
+func (noted) Idempotent()                   {}
+
+type settled struct {
+	Cart string `json:"cart"`
+}
+
+func (settled) CommandName() bus.Name[placed] { return "orders.settled" }
+func (settled) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Mode: idempotency.Leased}
+}
+
+// sends is a case with a handler of charge that sends a Leased and an Atomic command before its own work. The Leased one calls out as
+// well, under a key of its own.
+func sends(open func(t *testing.T) database, handler func(d database, p *provider, send func(context.Context) error) func(context.Context, charge) (placed, error)) func(t *testing.T) {
+	return func(t *testing.T) {
+		registrytest.Prove(t, caseOfCharge(func(t *testing.T) registrytest.System {
+			d, p := open(t), &provider{}
+			s := d.sending(func(reg *registry.Registry, b func() *bus.Bus) {
+				registry.Handle(reg, func(context.Context, noted) (placed, error) { return newOrder(), nil })
+				registry.Handle(reg, func(ctx context.Context, _ settled) (placed, error) {
+					key, err := idempotency.DownstreamKey(ctx, "settle")
+					if err == nil {
+						err = idempotency.Unknown(p.authorize(ctx, key))
+					}
+					return newOrder(), err
+				})
+				registry.Handle(reg, handler(d, p, func(ctx context.Context) error {
+					_, err := bus.Send(ctx, b(), settled{"cart-1"})
+					if err == nil {
+						_, err = bus.Send(ctx, b(), noted{"cart-1"})
+					}
+					return err
+				}))
+			})
+			s.Outside = p.count
+			return s
+		}))
+	}
+}
+
+func TestALeasedHandlerThatSendsCommandsBeforeItsOwnWorkPasses(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, open func(t *testing.T) database) {
+		sends(open, func(d database, p *provider, send func(context.Context) error) func(context.Context, charge) (placed, error) {
+			good := goodCharge(d, p.authorize)
+			return func(ctx context.Context, cmd charge) (placed, error) {
+				if err := send(ctx); err != nil {
+					return placed{}, err
+				}
+				return good(ctx, cmd)
+			}
+		})(t)
+	})
+}
+
+func TestAnAtomicHandlerThatLetsAnotherCommandWritePasses(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, open func(t *testing.T) database) {
+		registrytest.Prove(t, caseOfPlace(func(t *testing.T) registrytest.System {
+			d := open(t)
+			return d.sending(func(reg *registry.Registry, b func() *bus.Bus) {
+				registry.Handle(reg, inserts[noted](d))
+				registry.Handle(reg, func(ctx context.Context, cmd place) (placed, error) { return bus.Send(ctx, b(), noted{cmd.Cart}) })
+			})
+		}))
+	})
+}
+
+// Two effects outside are what one intent does.
+func TestALeasedHandlerWithTwoEffectsOutsidePasses(t *testing.T) {
+	t.Parallel()
+	leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
+		return func(ctx context.Context, _ charge) (placed, error) {
+			for _, label := range []string{"reserve", "capture"} {
+				key, err := idempotency.DownstreamKey(ctx, label)
+				if err != nil {
+					return placed{}, err
+				}
+				if err := p.authorize(ctx, key); err != nil {
+					return placed{}, idempotency.Unknown(err)
+				}
+			}
+			order := newOrder()
+			return order, d.inTx(ctx, func(ctx context.Context) error { return d.insert(ctx, order.OrderID) })
+		}
+	})(t)
+}
+
+// A handler that asks again under the same key, and gets its answer, has lost nothing.
+func TestALeasedHandlerThatAsksAgainByItselfPasses(t *testing.T) {
+	t.Parallel()
+	leased(inMemory, func(d database, p *provider) func(context.Context, charge) (placed, error) {
+		return goodCharge(d, func(ctx context.Context, key string) (err error) {
+			for range 3 {
+				if err = p.authorize(ctx, key); err == nil {
+					break
+				}
+			}
+			return err
+		})
+	})(t)
+}
+
+// quick has a deadline that is shorter than its duplicates wait.
+type quick struct {
+	Cart string `json:"cart" validate:"required"`
+}
+
+func (quick) CommandName() bus.Name[placed] { return "orders.quick" }
+func (quick) Idempotency() idempotency.Policy {
+	return idempotency.Policy{Wait: 3 * time.Second, Deadline: 2 * time.Second}
+}
+
+func TestACommandWithAShortDeadlineAndALongWaitPasses(t *testing.T) {
+	t.Parallel()
+	registrytest.Prove(t, registrytest.Case[quick, placed]{
+		Open: func(t *testing.T) registrytest.System {
+			d := onPostgres(t)
+			return d.system(func(reg *registry.Registry) { registry.Handle(reg, inserts[quick](d)) })
+		},
+		Valid: func() quick { return quick{"1"} }, Edited: func() quick { return quick{"2"} }, Invalid: func() quick { return quick{} },
+	})
 }

@@ -23,10 +23,13 @@ func Twice[M, V any](handle func(context.Context, M) V) func(context.Context, M)
 // 400. It is safe for concurrent use if next is.
 func TwiceHTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			http.Error(w, "registrytest: the body could not be read", http.StatusBadRequest)
-			return
+		var body []byte
+		if r.Body != nil { // as http.NewRequest leaves it where there is none
+			var err error
+			if body, err = io.ReadAll(r.Body); err != nil {
+				http.Error(w, "registrytest: the body could not be read", http.StatusBadRequest)
+				return
+			}
 		}
 		for _, w := range []http.ResponseWriter{lost{http.Header{}}, w} {
 			again := r.Clone(r.Context())
