@@ -122,8 +122,9 @@ func openSQLite(t *testing.T) *sql.DB {
 	return db
 }
 
-func onSQLite(t *testing.T) database {
-	db := openSQLite(t)
+func onSQLite(t *testing.T) database { return onSQLiteOf(t, openSQLite(t)) }
+
+func onSQLiteOf(t *testing.T, db *sql.DB) database {
 	const insert = `INSERT INTO orders (id) VALUES (?)`
 	return database{
 		store: sqlitestore.New(db),

@@ -698,6 +698,18 @@ func planted() map[string]fault {
 			},
 			[]string{"Rows counts what each intent does"}, []string{"after 3 intents with a key each Rows counts 1 effect, and should count 3"},
 		},
+		"Rows that waits for the connection of the attempt": {
+			func(t *testing.T) {
+				registrytest.Prove(t, caseOfPlace(func(t *testing.T) registrytest.System {
+					db := openSQLite(t)
+					db.SetMaxOpenConns(1)
+					d := onSQLiteOf(t, db)
+					return d.system(func(reg *registry.Registry) { registry.Handle(reg, inserts[place](d)) })
+				}))
+			},
+			[]string{"a second request while the first one runs does no work"},
+			[]string{"Rows has not answered for 15s", "a pool of more than one connection"},
+		},
 		"Age that does nothing": {
 			func(t *testing.T) {
 				registrytest.Prove(t, caseOfPlace(func(t *testing.T) registrytest.System {

@@ -149,7 +149,8 @@ type trial[C bus.Command[R], R any] struct {
 	name                  string
 	rowsBefore, outBefore int
 	unit                  int // what one intent does outside
-	earlier               *C  // a Valid that is older than those which are made now
+	held                  []*hold
+	earlier               *C // a Valid that is older than those which are made now
 	policy                policy
 }
 
@@ -185,10 +186,7 @@ func open[C bus.Command[R], R any](t *testing.T, c Case[C, R]) *trial[C, R] {
 	if s.sys.Config.Logger == nil {
 		s.sys.Config.Logger = zap.NewNop()
 	}
-	s.rowsBefore = s.sys.Rows()
-	if s.sys.Outside != nil {
-		s.outBefore = s.sys.Outside()
-	}
+	s.rowsBefore, s.outBefore = s.rows(), s.outside()
 	s.process() // for the policy, and so that Build has refused what it refuses
 	return s
 }
@@ -199,14 +197,48 @@ func (s *trial[C, R]) fault(wrong, why, do string) {
 	s.Errorf("registrytest: %s: %s\n\twhy it matters: %s\n\twhat to do: %s", s.name, wrong, why, do)
 }
 
-func (s *trial[C, R]) rows() int { return s.sys.Rows() - s.rowsBefore }
+func (s *trial[C, R]) rows() int { return s.count("Rows", s.sys.Rows) - s.rowsBefore }
 
 // outside is what was done outside, 0 where nobody counts.
 func (s *trial[C, R]) outside() int {
 	if s.sys.Outside == nil {
 		return 0
 	}
-	return s.sys.Outside() - s.outBefore
+	return s.count("Outside", s.sys.Outside) - s.outBefore
+}
+
+// countPatience bounds a count: one that waits for a connection that an attempt holds would wait for the kit, which waits for it.
+const countPatience = 15 * time.Second
+
+// count calls a function of the application that counts, and fails the check if it does not answer.
+func (s *trial[C, R]) count(what string, counts func() int) int {
+	s.Helper()
+	var n int
+	answered := make(chan bool, 1)
+	go func() {
+		counted := false
+		defer func() { answered <- counted }() // it may end by t.Fatal
+		n, counted = counts(), true
+	}()
+	timer := time.NewTimer(countPatience)
+	defer timer.Stop()
+	select {
+	case counted := <-answered:
+		if !counted {
+			s.FailNow()
+		}
+		return n
+	case <-timer.C:
+	}
+	s.fault(fmt.Sprintf("%s has not answered for %v", what, countPatience),
+		"it is called while attempts hold their transactions, so one that needs a connection of theirs waits for ever",
+		"let it count on a connection of its own: a second pool, or a pool of more than one connection")
+	for _, h := range s.held {
+		h.let() // so that it ends before the test does
+	}
+	wait(s.T, answered, "the end of "+what)
+	s.FailNow()
+	panic("unreachable")
 }
 
 // key is a key that nobody has used: fakes of the outside may be shared between checks.
@@ -292,6 +324,7 @@ func (h *hold) let() { h.once.Do(func() { close(h.release) }) }
 func (p *process[C, R]) hold() *hold {
 	h := &hold{entered: make(chan struct{}), release: make(chan struct{})}
 	p.holds.Store(h)
+	p.s.held = append(p.s.held, h)
 	p.s.Cleanup(h.let)
 	return h
 }
