@@ -329,7 +329,7 @@ func (c Case[C, R]) duringTheFirst(s *trial[C, R]) {
 	}
 	for _, second := range seconds {
 		r := wait(s.T, second, "the answer to a second request")
-		if r.out.State != requestctx.StateInProgress && !is[*idempotency.ConflictError](r.err) {
+		if r.out.State != requestctx.StateInProgress && !is[*idempotency.ConflictError](r.err) && !r.late() {
 			s.fault(fmt.Sprintf("while the first one ran, a second one got %v", r), "two that run at once are two orders, and an answer before there is an outcome is an invention", doTwice)
 		}
 	}
@@ -348,7 +348,7 @@ func (c Case[C, R]) timeout(s *trial[C, R]) {
 	answered := p.sent(ctx, key, c.Valid())
 	s.entered(h, answered)
 	hangUp()
-	if r := wait(s.T, other.impatient(key, c.Valid()), "the answer to a retry"); r.out.State != requestctx.StateInProgress {
+	if r := wait(s.T, other.impatient(key, c.Valid()), "the answer to a retry"); r.out.State != requestctx.StateInProgress && !r.late() {
 		s.fault(fmt.Sprintf("the retry of a caller that had hung up got %v while its first request ran", r), whyTwice, doTwice)
 	}
 	h.let()

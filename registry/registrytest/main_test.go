@@ -61,8 +61,9 @@ type database struct {
 	age    func(d time.Duration)
 }
 
-func onPostgres(t *testing.T) database {
-	pool := pgtest.Pool(t)
+func onPostgres(t *testing.T) database { return onPostgresOf(t, pgtest.Pool(t)) }
+
+func onPostgresOf(t *testing.T, pool *pgxpool.Pool) database {
 	exec := func(ctx context.Context, db interface {
 		Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
 	}, sql string, args ...any) error {

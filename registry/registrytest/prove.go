@@ -400,6 +400,12 @@ func (r reply[R]) String() string {
 	return "a result (" + state + ")"
 }
 
+// late reports that the time that [process.impatient] gives was over before the store had answered. It says something about the machine
+// and nothing about the command.
+func (r reply[R]) late() bool {
+	return is[*idempotency.StoreError](r.err) && errors.Is(r.err, context.DeadlineExceeded)
+}
+
 // sent sends a request in a goroutine of its own, as each request has one; the reply comes when it is there.
 func (p *process[C, R]) sent(ctx context.Context, key requestctx.Key, cmd C) <-chan reply[R] {
 	v := p.s.sys.Values

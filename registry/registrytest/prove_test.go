@@ -6,10 +6,14 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/tekil-go/tekil/behaviors/idempotency"
+	"github.com/tekil-go/tekil/behaviors/idempotency/pgstore/pgtest"
 	"github.com/tekil-go/tekil/bus"
 	"github.com/tekil-go/tekil/registry"
 	"github.com/tekil-go/tekil/registry/registrytest"
@@ -319,5 +323,39 @@ func TestACommandWithAShortDeadlineAndALongWaitPasses(t *testing.T) {
 			return d.system(func(reg *registry.Registry) { registry.Handle(reg, inserts[quick](d)) })
 		},
 		Valid: func() quick { return quick{"1"} }, Edited: func() quick { return quick{"2"} }, Invalid: func() quick { return quick{} },
+	})
+}
+
+func TestADuplicateThatGetsNoConnectionInItsTimeIsNoFaultOfTheCommand(t *testing.T) {
+	t.Parallel()
+	type starved struct{}
+	var n atomic.Int64
+	registrytest.Prove(t, registrytest.Case[quick, placed]{
+		Open: func(t *testing.T) registrytest.System {
+			cfg := pgtest.Open(t).PoolConfig()
+			cfg.PrepareConn = func(ctx context.Context, _ *pgx.Conn) (bool, error) {
+				if ctx.Value(starved{}) == nil {
+					return true, nil
+				}
+				n.Add(1)
+				<-ctx.Done()
+				return true, ctx.Err()
+			}
+			d := onPostgresOf(t, pgtest.NewPool(t, cfg))
+			sys := d.system(func(reg *registry.Registry) { registry.Handle(reg, inserts[quick](d)) })
+			sys.Context = func(ctx context.Context) context.Context {
+				if until, ok := ctx.Deadline(); ok && time.Until(until) <= time.Second { // what is sent while a handler is held
+					return context.WithValue(ctx, starved{}, true)
+				}
+				return ctx
+			}
+			return sys
+		},
+		Valid: func() quick { return quick{"1"} }, Edited: func() quick { return quick{"2"} }, Invalid: func() quick { return quick{} },
+	})
+	t.Cleanup(func() {
+		if n.Load() == 0 {
+			t.Error("no duplicate was kept from its connection")
+		}
 	})
 }
